@@ -103,8 +103,11 @@ def cells_of(part: Part, number: int, names: dict) -> Iterator[NotebookNode]:
             yield from exercise_cells(Topic.named(part.word), text)
         case "question":
             asked, answer = text.split("\n---\n")
-            title = f"## A question ({counted(int(part.word), 'point')})"
-            yield cell("markdown", f"{title}\n\n{asked}", f"asked-{number}")
+            yield cell(
+                "markdown",
+                f"## A question ({counted(int(part.word), 'point')})\n\n{asked}",
+                f"asked-{number}",
+            )
             marked = {"grade": True, "solution": True, "locked": False, "points": int(part.word)}
             yield cell(
                 "markdown", answer.strip(), f"question-{number}", marked, {"start": ANSWER_HERE}

@@ -129,8 +129,10 @@ def source_at(path: Path, assignment: str) -> Source:
         told = (inside(raw, "metadata", "nbgrader") or {}) | (
             inside(raw, "metadata", "bigtrain") or {}
         )
-        names = "grade_id", "topic", "answer", "step"
-        part = Scored(*map(told.get, names), float(told.get("points") or 0))
+        part = Scored(
+            *map(told.get, ("grade_id", "topic", "answer", "step")),
+            float(told.get("points") or 0),
+        )
         if kind := next(filter(told.get, found), None):
             found[kind].append(part)
     cells = tuple(map(cell, notebook["cells"]))

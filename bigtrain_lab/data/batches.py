@@ -132,7 +132,7 @@ def padded(pairs: Sequence[Ids]) -> Sample:
 def filled(rows: Sequence[Sequence[int]]) -> torch.Tensor:
     """(B, longest) int64, short rows filled with padding."""
     return torch.nn.utils.rnn.pad_sequence(
-        [torch.tensor(row) for row in rows], batch_first=True, padding_value=PAD
+        [torch.tensor(row, dtype=torch.int64) for row in rows], batch_first=True, padding_value=PAD
     )
 
 

@@ -232,8 +232,8 @@ class Picture(widgets.VBox):
             and (rows := len(self._made.rivals())) <= FEW
         ):
             self._taken = ROW * (rows + ROWS_BESIDE + bool(self._kept))
-            below = self.lenses.options[1][1]
-            self._name = None if below == PLAYER else below
+            (_, first), (_, second), *_ = self.lenses.options
+            self._name = None if PLAYER in (first, second) or first != RIVALS else second
             shown = [self.rivals, self._figure if self._name else self._played]
         for part in self.body.children:
             part.layout.display = None if part in shown else "none"

@@ -190,8 +190,9 @@ def messages(
     tensor = parts[numbers[-1]].stop - first.start, first.kind[0].itemsize
     place, ranks = peers.index(rank), len(peers)
     if all_reduce is ring_all_reduce:
-        parts = chain(*pipelined_ring(place, ranks, *tensor, label))
-        return [moved(part.op, peers) for part in parts]
+        return [
+            moved(part.op, peers) for part in chain(*pipelined_ring(place, ranks, *tensor, label))
+        ]
     if all_reduce is push_pull:
         plan = lower_collective(OneServerARank(ranks), *tensor, label)
         return [moved(op, peers) for op in plan.lanes[place, "compute"]]

@@ -13,6 +13,7 @@ from .packed import comparable
 LEAST, HIGH = 260, 304  # of a chart, in pixels
 LEFT, TOP, RIGHT, BOTTOM = 52, 30, 84, 26  # its margins
 FEW, MOST = 20, 600  # points of a line that are dots too; more than MOST cannot be told apart
+NAMED = 8  # ranks beside a title
 LETTER = 13  # pixels: labels nearer than this cannot be read
 TICKS = 5  # on an axis, about
 
@@ -53,7 +54,8 @@ def lines(trace: Trace, name: str, factor: float) -> dict[str, list[tuple[float,
     told = grouped((each.rank, (each.start, each.value)) for each in trace.where(Scalar, name=name))
     longest = max(told.values(), key=len, default=[])
     names = dict(enumerate(words.rank_names(trace)))
-    if all(str(own) == str(longest[: len(own)]) for own in told.values()):  # a NaN too
+    values = [[str(value) for _, value in own] for own in told.values()]  # a NaN is one too
+    if all(own == max(values, key=len)[: len(own)] for own in values):
         told, names = {0: longest} if told else {}, {0: "all"}
     begin = trace.events[0].start if told else 0
     return {
@@ -80,7 +82,7 @@ def chart(title: str, names: list[str], trace: Trace, pinned: Trace | None, wide
         for who, told in lines(of, name, factor).items()
     ]
     several = [who for look, who, _ in drawn if look == "btl-line" and who != "all"]
-    colours = {who: palette.version(at) for at, who in enumerate(several)}
+    colours = {who: palette.version(at) for at, who in enumerate(several[:NAMED])}
     seen = [(x, y) for *_, told in drawn for x, y in told if isfinite(y)] or [(0.0, 0.0)]
     whole = [
         of.units(of.step_ends[-1] - of.events[0].start) * factor

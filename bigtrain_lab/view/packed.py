@@ -112,6 +112,7 @@ def stacked(told: dict, pinned: Trace) -> dict:
         "waits": told["waits"] + under["waits"],
         "idles": told["idles"] or under["idles"],
         "failed": told["failed"] + [ranks + rank for rank in under["failed"]],
+        "begun": told["begun"] + [ranks + rank for rank in under["begun"]],
     }
 
 

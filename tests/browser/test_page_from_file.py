@@ -175,21 +175,26 @@ def test_a_rank_that_failed_ends_where_it_did_and_memory_says_where_it_was_read(
 
 
 def test_what_folded_ranks_did_not_reach_lies_in_their_row(browser):
-    """Two of three replicas are alike; the third ended early, and all have the same plan."""
+    """Two of three replicas are alike; the third ended early, and all have the same plan. All were
+    in an action as the run broke off."""
     plan = DataParallel(replicas=3).predict()
     half = Trace.of(
         [each for each in plan.events if each.end < plan.step_ends[0] / (2 + each.rank // 2)],
-        **plan.header(),
+        **plan.header() | {"settings": plan.settings | {"unfinished": {"in": [0, 1, 2]}}},
     )
     with closing(browser.new_page()) as empty:
         empty.add_script_tag(content=Player._esm.rpartition("export")[0])
         rows, planned = empty.evaluate(
             "([data, look]) => { const { rows, plan } = readScene(new TextEncoder().encode(data),"
-            " look, false); return [rows, plan.map(([row]) => row)]; }",
+            " look, false); return [rows, plan.map(([row, , , , begun]) => [row, begun])]; }",
             [packed.pack(half, plan=plan).decode(), packed.LOOK],
         )
     assert rows == [[rank, lane] for rank in (0, 2) for lane in ("compute", "comm:dp")]
-    assert {*planned} == {*range(len(rows))}
+    assert {(row, begun > "") for row, begun in planned} == {
+        (0, True),
+        (2, True),
+        *((row, False) for row in range(len(rows))),
+    }
 
 
 def test_a_click_on_the_peak_of_memory_lists_what_was_alive(open_page):

@@ -47,8 +47,9 @@ def captured(graph: fx.GraphModule) -> tuple[dict[str, dict], tuple[str, ...]]:
                 "strides": tuple(map(str, value.stride())),
                 "gradient": "with a gradient" if value.requires_grad else "without a gradient",
             }
-    calls = (node for node in graph.graph.nodes if node.op.startswith("call_"))
-    return inputs, tuple(str(node.target) for node in calls)
+    return inputs, tuple(
+        str(node.target) for node in graph.graph.nodes if node.op.startswith("call_")
+    )
 
 
 def reasons(graphs: list[tuple[dict, tuple]]) -> list[str]:

@@ -7,13 +7,13 @@
 // ---- scene -----------------------------------------------------------------------------------------------------------
 
 /** Groups of ranks whose rows have the same boxes at the same times, done and planned. */
-function alikeRanks({ ranks, rows, spans, transfers, chunks, parts, failed, plan = [] }) {
+function alikeRanks({ ranks, rows, spans, transfers, chunks, parts, failed, begun, plan = [] }) {
   const boxes = rows.map(([, lane]) => [lane]), groups = new Map();
   for (const [row, kind, , label, start, end, version] of spans) boxes[row].push(kind, label, start, end, version);
   for (const [row, ...box] of plan) boxes[row].push(...box);
   for (const t of transfers) boxes[t.at(-1)].push(t[4], t[5]);
   for (let rank = 0; rank < ranks; rank++) {
-    const key = chunks || failed.includes(rank) ? rank : [parts.findIndex(([below]) => rank < below)] + boxes.filter((_, i) => rows[i][0] === rank).join();
+    const key = chunks || failed.includes(rank) ? rank : [parts.findIndex(([below]) => rank < below), begun.includes(rank)] + boxes.filter((_, i) => rows[i][0] === rank).join();
     if (groups.has(key)) groups.get(key).push(rank); else groups.set(key, [rank]);
   }
   return [...groups.values()];
@@ -96,9 +96,9 @@ function readScene(bytes, look, unfolded) {
   scene.peak = Math.max(0, ...scene.peaks.map((peak) => peak?.bytes ?? 0), ...scene.totals.flatMap((totals) => totals.reduce((most, total) => Math.max(most, total), 0)));
   scene.unread = raw.levels.map((levels, k) => (raw.deep && levels.length ? unreadOf(scene.byRow[raw.rows.findIndex(([rank]) => rank === raw.kept[k])]) : []));
   scene.ended = new Map(raw.failed.map((rank) => [rank, lastOf(scene, rank)]));
-  scene.begun = new Map(raw.begun.map((rank) => [rank, lastOf(scene, rank)]));  // what ranks were in when a run broke off
+  scene.begun = new Map(raw.begun.filter((rank) => raw.kept.includes(rank)).map((rank) => [rank, lastOf(scene, rank)]));  // what ranks were in when a run broke off
   scene.plan = raw.plan.map(([row, kind, start, end, label]) => [row, kind, start, end, start <= scene.begun.get(scene.rows[row][0]) ? label : ""]);
-  scene.broke = Math.min(scene.known, ...scene.ended.values()) + 1;
+  scene.broke = Math.min(scene.known, ...[...scene.ended].map(([rank, end]) => (rank < scene.own ? end : Infinity))) + 1;
   scene.kinds = look.memory.map((_, k) => raw.levels.some((rank) => rank.some((level) => level[k + 1]))
     || scene.peaks.some((peak) => peak?.kinds.some(([kind]) => kind === k)));
   scene.chunks = readChunks(raw.chunks);
