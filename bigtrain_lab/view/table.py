@@ -183,7 +183,7 @@ def rivals(given: list[Rival], limit: int | None, by: str = "", title: str = "")
         + "<th>compute</th><th>waits</th><th>idle</th>" * several
         + "<th></th>"
     )
-    boxes = (words.fact(traces[0], "boxes") if traces else None) or {}
+    boxes = words.facts(traces[0]).get("boxes", {}) if traces else {}
     names = f'<span class="btl-parts"><i>{"</i><i>".join(boxes)}</i></span>' * bool(boxes)
     key += [f"{', '.join(boxes)}: in the colour of the first rank there; grey: all"] * bool(boxes)
     place = f"--limit:{100 * (limit or 9 * most) / (most or 1):.2f}%"  # beyond its column: none
@@ -201,7 +201,7 @@ def parts(trace: Trace) -> str:
     """Each matrix of a lab's `boxes`, small, cut as its ranks have it, each part in the colour of
     its first rank; what all have is grey."""
     drawn = ""
-    for matrix, boxes in (words.fact(trace, "boxes") or {}).items():
+    for matrix, boxes in words.facts(trace).get("boxes", {}).items():
         owners, cells = grouped((tuple(map(tuple, box)), at) for at, box in enumerate(boxes)), ""
         high, wide = map(max, zip(*(map(max, box) for box in owners)))
         for ((top, bottom), (left, right)), own in owners.items():

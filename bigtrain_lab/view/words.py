@@ -12,35 +12,30 @@ NAMES = re.compile(r"\b\d+[A-Z]\d+(?:\+\d+[A-Z]\d+)*\b")  # of actions in a sent
 PIPELINE = {"micro_batch": "micro-batch", "stage": "stage"}
 
 
+def facts(trace: Trace) -> dict:
+    """What a trace keeps beside its settings."""
+    found = trace.settings.get("facts")
+    return found if isinstance(found, dict) else {}
+
+
 def facts_of(trace: Trace, name: str, lacks: str, lab: str) -> dict:
     """What a trace keeps beside its settings, this name among it; a trace of another lab than
     `lab` lacks it, which is said in words."""
-    facts = trace.settings.get("facts")
-    refuse(
-        (
-            not isinstance(facts, dict) or name not in facts,
-            f"This trace {lacks}: take one of the experiment {lab}.",
-        )
-    )
-    return facts
+    found = facts(trace)
+    refuse((name not in found, f"This trace {lacks}: take one of the experiment {lab}."))
+    return found
 
 
 def terms(trace: Trace) -> dict[str, str]:
     """What the numbers of an action's name count, the telling one first: {"stage": "layer",
     "micro_batch": "pass"} where layers are run one by one."""
-    told = fact(trace, "terms")
+    told = facts(trace).get("terms")
     return told if isinstance(told, dict) and told and told.keys() <= PIPELINE.keys() else PIPELINE
-
-
-def fact(trace: Trace, name: str):
-    """What the trace keeps by this name beside its settings; None where it keeps nothing."""
-    facts = trace.settings.get("facts")
-    return facts.get(name) if isinstance(facts, dict) else None
 
 
 def rank_names(trace: Trace) -> list[str]:
     """Of each rank, such as "rank 0", and what it is where a lab tells it: "rank 4 (server)"."""
-    roles = fact(trace, "roles")
+    roles = facts(trace).get("roles")
     told = roles if isinstance(roles, list) and len(roles) == trace.ranks else [None] * trace.ranks
     return [f"rank {rank}{f' ({role})' if role else ''}" for rank, role in enumerate(told)]
 
