@@ -54,6 +54,7 @@ class Checkpoint(OfGPT, OneDevice):
     must_exist: ClassVar[tuple[str, ...]] = ("ops",)
     figures: ClassVar[tuple[str, ...]] = ("rivals", "timeline", "memory", "budgets")
     rivals_by: ClassVar[str] = "plan"
+    rivals_tell: ClassVar[tuple[str, ...]] = ("work beside keep-all",)
     looks_late: ClassVar[bool] = True
     answers: ClassVar[tuple[str, ...]] = (
         "saved activations, peak",
@@ -368,7 +369,7 @@ class Checkpoint(OfGPT, OneDevice):
 
     def describe(self) -> str:
         return (
-            f"{self.chain.layers} layers, {size(sum(self.weight_bytes) // self.item, '')}"
+            f"{self.chain.layers} pieces with {size(sum(self.weight_bytes) // self.item, '')}"
             f" parameters; keeping all takes {size(self.everything)}, the largest layer"
             f" {size(max(map(self.whole.record, range(self.whole.layers))))}"
         )

@@ -68,6 +68,7 @@ class Compile(OnOneRank):
     question: ClassVar[str] = "Can a compiler do it faster without me?"
     figures: ClassVar[tuple[str, ...]] = ("rivals", "fusion", "timeline", "blocks")
     rivals_by: ClassVar[str] = "compiler"
+    rivals_tell: ClassVar[tuple[str, ...]] = ("kernels a step", "bytes moved a step")
     answers: ClassVar[tuple[str, ...]] = (
         "step time",
         "kernels a step",

@@ -60,6 +60,7 @@ class Experiment(BaseModel, Family, family="bigtrain_lab.experiments"):
     figures: ClassVar[tuple[str, ...]] = ("timeline",)
     curves: ClassVar[dict[str, str]] = {}  # what runs report, drawn while they learn -> its title
     rivals_by: ClassVar[str] = ""  # the setting by which rivals differ
+    rivals_tell: ClassVar[tuple[str, ...]] = ()  # quantities that are columns of their table
     answers: ClassVar[tuple[str, ...]] = ()  # quantities above the picture; else the first ones
     ledger: ClassVar[bool] = False  # whether its runs count every storage at every operator
     quantities: ClassVar[
@@ -370,6 +371,10 @@ class Experiment(BaseModel, Family, family="bigtrain_lab.experiments"):
         gives a figure that sets several side by side more of them, such as predictions of other
         settings by name, or a pinned one of this lab."""
         return trace
+
+    def beside(self, trace: Trace) -> tuple[Trace | None, str]:
+        """A training that a run's curves are drawn beside, at the run's times, and what it is."""
+        return None, ""
 
     def describe(self) -> str:
         """What the settings amount to, in a line."""

@@ -58,12 +58,12 @@ GUESSES = {  # what to expect of a run -> the faults of which it is right
 class Faults(Staleness):
     name: ClassVar[str] = "faults"
     question: ClassVar[str] = "Something broke on one of my ranks. Which one, and how do I see it?"
+    figures: ClassVar[tuple[str, ...]] = Staleness.figures[:-1]
     curves: ClassVar[dict[str, str]] = {}
 
     guess: str = knob("?", "what you expect of the run", choices=tuple(GUESSES))
     varied: ClassVar[dict] = {
         "fault": {"default": "straggler", "help": "what goes wrong", "more": False},
-        "fault_rank": {"more": False},
         "fault_at": {"default": 9, "high": 60, "more": False},
         "seed": {},
         "schedule": {
@@ -84,12 +84,8 @@ class Faults(Staleness):
     def describe(self) -> str:
         if self.fault == "none":
             return "nothing goes wrong"
-        where = (
-            ""
-            if self.fault == "straggler"
-            else f", at its action {self.fault_at} ({self.actions(self.fault_rank)[self.fault_at]})"
-        )
-        return f"rank {self.fault_rank}{where}: {self.misfortune}"
+        where = f", at its action {self.fault_at}" * (self.fault != "straggler")
+        return f"one rank{where}: {self.misfortune}"
 
     def why(self, trace: Trace) -> Iterable[str]:
         if trace.clock == "predicted":

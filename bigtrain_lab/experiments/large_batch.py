@@ -117,7 +117,7 @@ class LargeBatch(Replicated):
     must_exist: ClassVar[tuple[str, ...]] = ("rate",)
 
     batch: int = knob(
-        4096, "samples of an update", low=BASE, high=8192, logarithmic=True, unit="samples"
+        2048, "samples of an update", low=BASE, high=8192, logarithmic=True, unit="samples"
     )
     optimizer: str = knob("lamb", "the rule of the update", choices=train.Optimizer.all)
     scaling: str = knob(

@@ -35,7 +35,9 @@ MOST = 20_000  # batches of a run, of all workers
 class ParameterServing(OnHardware):
     name: ClassVar[str] = "parameter-server"
     question: ClassVar[str] = "Why wait for the slowest?"
-    figures: ClassVar[tuple[str, ...]] = ("timeline", "staleness")
+    figures: ClassVar[tuple[str, ...]] = ("timeline", "rivals", "staleness")
+    rivals_by: ClassVar[str] = "mode"
+    rivals_tell: ClassVar[tuple[str, ...]] = ("gradients applied a slot", "staleness, mean")
     curves: ClassVar[dict[str, str]] = {"loss": "loss of each worker's batch"}
     answers: ClassVar[tuple[str, ...]] = (
         "gradients applied a slot",

@@ -23,12 +23,10 @@ from .pipeline import PipelineExperiment
 class Partition(PipelineExperiment):
     name: ClassVar[str] = "partition"
     question: ClassVar[str] = "Where do I cut the model so that no stage waits for another?"
-    figures: ClassVar[tuple[str, ...]] = (*PipelineExperiment.figures, "profile")
-    answers: ClassVar[tuple[str, ...]] = (
-        "step time",
-        "step time if cut balanced",
-        "slowest stage, a micro-batch",
-    )
+    figures: ClassVar[tuple[str, ...]] = ("rivals", "timeline", "memory", "versions", "profile")
+    rivals_by: ClassVar[str] = "partition"
+    rivals_tell: ClassVar[tuple[str, ...]] = ("slowest stage, a micro-batch",)
+    answers: ClassVar[tuple[str, ...]] = ("step time", *rivals_tell, "peak memory, fullest rank")
     ticks_of_chunk: ClassVar[int] = 10**6
 
     cut: str = knob(

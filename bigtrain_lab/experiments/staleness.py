@@ -9,11 +9,12 @@ w(t) - lr lambda w(t-tau).
 """
 
 from collections.abc import Iterable
+from dataclasses import replace
 from functools import lru_cache
 from typing import ClassVar
 
 from .. import models, techniques, train
-from ..core import Trace, counted, knob, refuse
+from ..core import Scalar, Trace, counted, knob, refuse
 from ..core.later import torch
 from ..order import Action, Schedule
 from ..runtime.kept import kept
@@ -22,6 +23,7 @@ from .pipelined import Pipelined
 
 class Staleness(Pipelined):
     name: ClassVar[str] = "staleness"
+    figures: ClassVar[tuple[str, ...]] = (*Pipelined.figures, "curves")
     curves: ClassVar[dict[str, str]] = {"loss": "loss of each micro-batch"}
     answers: ClassVar[tuple[str, ...]] = (
         "loss, mean of last batch",
@@ -80,6 +82,19 @@ class Staleness(Pipelined):
         with torch.no_grad():
             return train.Sample(inputs, teacher_of(self.ranks, self.width, self.seed)(inputs))
 
+    def beside(self, trace: Trace) -> tuple[Trace | None, str]:
+        """The same updates from weights that are never old, in one process."""
+        if not self.delay(0):
+            return None, ""
+        size = self.order.update_size
+        updates = self.steps * self.micro_batches // size
+        prompt = replace(
+            self.recipe, schedule=Schedule.named("1f1b")(self.ranks, size), steps=updates
+        )
+        losses = iter(prompt.alone().losses)
+        events = [e._replace(value=next(losses)) if is_loss(e) else e for e in trace]
+        return replace(trace, events=tuple(events)), "the same updates, weights never old"
+
     def describe(self) -> str:
         delays = ", ".join(f"{self.delay(stage)}" for stage in range(self.ranks))
         return f"delay of each stage, in updates: {delays}"
@@ -101,6 +116,10 @@ class Staleness(Pipelined):
         stream = self.order.lengthened(4 * self.ranks)
         late = stream.micro_batches // self.order.update_size * self.order.update_size - 1
         return stream.version(Action("U", stage, late)) - stream.version(Action("F", stage, late))
+
+
+def is_loss(event) -> bool:
+    return isinstance(event, Scalar) and event.name == "loss"
 
 
 @lru_cache(maxsize=4)

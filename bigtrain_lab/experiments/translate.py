@@ -42,7 +42,9 @@ HOST = Wire(
 class Translate(Replicated):
     name: ClassVar[str] = "translate"
     question: ClassVar[str] = "Does it hold on a real task?"
-    figures: ClassVar[tuple[str, ...]] = ("timeline", "memory")
+    figures: ClassVar[tuple[str, ...]] = ("rivals", "curves", "timeline", "memory")
+    rivals_by: ClassVar[str] = "replicas"
+    rivals_tell: ClassVar[tuple[str, ...]] = ("speed-up over one rank",)
     curves: ClassVar[dict[str, str]] = {
         "train loss": "loss, held out; thin: training",
         "held-out loss": "loss, held out; thin: training",

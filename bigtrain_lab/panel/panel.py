@@ -179,6 +179,7 @@ class Panel(widgets.VBox):
         self._refusal, self._offer, self._compared.refused = (
             (tried, offer, True) if isinstance(tried, str) else ("", offer, False)
         )
+        changed = False
         if self._refusal:
             self.run_button.description = "Run"
             if {self.controls[name] for name in offer} & {*self.settings.more.children}:
@@ -194,7 +195,7 @@ class Panel(widgets.VBox):
         self._show_problem()
         self._write_commands()
         self.bar.date(self._compared.changed, self._only_predicted)
-        if not self._refusal:
+        if self._compared.prediction:  # of those before, where these cannot be
             self._draw("predicted" if changed else None)
             self._look()
         self._act()
@@ -249,7 +250,7 @@ class Panel(widgets.VBox):
             told = partial(self._on_prediction, raised(error), {})
         with self._lock:
             if made is self._compared.prediction:
-                told()
+                (self._tabulate if self._refusal else told)()
 
     @property
     def problem(self) -> str:

@@ -23,7 +23,7 @@ from .rivals import Rivals
 
 PLAYER, RIVALS, CURVES = "timeline", "rivals", "curves"
 PLAYED = {PLAYER, "memory", "versions"}  # figures that the player draws
-HEIGHT, STEPS = 250, 34  # of the player's picture, and of the choice of steps, in pixels
+HEIGHT, STEPS = 260, 34  # of the player's picture, and of the choice of steps, in pixels
 LENS, SQUEEZED = 336, 1.4  # a lens's height, and by how much a figure may be higher to be fitted
 FEW, ROW, ROWS_BESIDE = 4, 18, 3  # rivals that leave room below; a row's height; rows beside them
 PINNED = "pinned"
@@ -33,6 +33,7 @@ TABS = {
     "measured": "the real ranks, on this machine's wall clock",
     PINNED: "what you pinned, to compare with",
 }
+BESIDE = "Another run beside it: press run in a row of side by side."
 WIDE = {"width": "auto", "overflow": "hidden"}
 DRAWN = 8_000  # events: a move of a control stays below a third of a second
 
@@ -181,16 +182,14 @@ class Picture(widgets.VBox):
         self._describe(about)
 
     def watch(self, goes_on: bool, failed: bool = False) -> None:
-        """A run begins: its timeline, until it tells what the lab's curves show. At its end what
-        was shown before; one that `failed` is looked into on its timeline."""
-        curved = CURVES in [lens for _, lens in self.lenses.options]
+        """A run begins: its timeline, until it tells what the lab's curves show. At its end its
+        curves, where they are one of the lab's figures, else what was shown before; one that
+        `failed` is looked into on its timeline."""
         if goes_on:
-            self._left, self._silent = self.lenses.value, curved
-            self._set(self.lenses, value=PLAYER)
-        elif failed or self._silent:  # a run that was over before it was seen
-            self._set(self.lenses, value=PLAYER if failed else CURVES)
-        elif self.lenses.value == PLAYER and not curved:
-            self._set(self.lenses, value=self._left)
+            self._silent = bool(self._made.curves)
+            self._ends = CURVES if CURVES in self._made.figures else self.lenses.value
+        if goes_on or failed or self.lenses.value in (PLAYER, CURVES):  # none chosen meanwhile
+            self._set(self.lenses, value=PLAYER if goes_on or failed else self._ends)
         self._silent &= goes_on
 
     def _offer_lenses(self, figures: tuple[str, ...]) -> None:
@@ -226,15 +225,17 @@ class Picture(widgets.VBox):
         )
         self._taken = 0
         self._name = None if name in (PLAYER, RIVALS, CURVES) else name
+        (_, first), (_, second), *_ = [*self.lenses.options, *[("", PLAYER)] * 2]
         if (
             name == RIVALS
+            and second != CURVES  # which take all the room
             and not self._made.tells_late
             and (rows := len(self._made.rivals())) <= FEW
         ):
             self._taken = ROW * (rows + ROWS_BESIDE + bool(self._kept))
-            (_, first), (_, second), *_ = self.lenses.options
             self._name = None if PLAYER in (first, second) or first != RIVALS else second
             shown = [self.rivals, self._figure if self._name else self._played]
+        (self._played.add_class if self._taken else self._played.remove_class)("btl-below")
         for part in self.body.children:
             part.layout.display = None if part in shown else "none"
         before, self._figure.children = self._figure.children, []
@@ -248,7 +249,15 @@ class Picture(widgets.VBox):
             beside = self._pinned, "what is pinned"
             if self._plan and not self._pinned:
                 beside = self._plan, "as predicted"
-            self.curves.value = curves(self._made.curves, trace, *beside, self.player.room)
+            elif not (self._pinned or self._live or trace.clock == "predicted"):
+                beside = self._made.beside(trace)
+            self.curves.value = curves(
+                self._made.curves,
+                trace,
+                *beside,
+                self.player.room,
+                BESIDE * (RIVALS in self._made.figures and not self._live),
+            )
         if self._name:
             room = self.player.room, LENS - self._taken
             self._figure.children = [drawn(trace, self._name, self._made, room, self._pinned)]

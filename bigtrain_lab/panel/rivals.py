@@ -7,7 +7,7 @@ from functools import partial
 
 from ..core import Trace
 from ..core.overtaken import WANTED, Overtaken, go_on
-from ..view import table
+from ..view import report, table
 from .compared import Pinned
 from .nearest import raised
 from .rows import Rows
@@ -106,6 +106,7 @@ class Rivals(Rows):
                     trace=pinned.trace,
                     settings=pinned.experiment.model_dump(),
                     pinned=True,
+                    told=told_of(pinned.experiment, pinned.trace),
                 )
             )
         title = {
@@ -113,7 +114,7 @@ class Rivals(Rows):
             "measured": "All predicted; the measured run is on the timeline.",
         }
         if trace.clock == "modelled":
-            rows.append(table.Rival("this run, modelled", True, trace))
+            rows.append(table.Rival("this run, modelled", True, trace, told=told_of(made, trace)))
         self._settings = [row.settings for row in rows]
         self.html = table.rivals(
             rows,
@@ -128,8 +129,15 @@ def rival(experiment, name: str, changes: dict, known: Trace | None) -> table.Ri
     own = all(getattr(experiment, setting) == value for setting, value in changes.items())
     made = table.Rival(name, own, settings=changes)
     try:
-        return made._replace(
-            trace=own and known or experiment.replace(fault="none", **changes).predict()
-        )
+        other = experiment.replace(fault="none", **changes)
+        trace = own and known or other.predict()
+        return made._replace(trace=trace, told=told_of(other, trace))
     except Exception as error:  # a class typed by a student may raise anything
         return made._replace(why=raised(error))
+
+
+def told_of(experiment, trace: Trace) -> report.Column:
+    """The quantities that are columns of a lab's table, of this trace."""
+    wanted = [each for each in experiment.quantities if each.name in experiment.rivals_tell]
+    told = report.column(wanted, trace)
+    return {each.name: told[each.name] for each in wanted if each.name in told}

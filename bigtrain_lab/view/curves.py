@@ -3,7 +3,7 @@ is pinned is dashed beneath it."""
 
 from collections.abc import Iterable
 from html import escape
-from math import ceil, dist, floor, isfinite, log10
+from math import ceil, floor, isfinite, log10
 
 from ..core import Scalar, Trace, grouped, number
 from ..order import ACCURACY
@@ -14,7 +14,7 @@ LEAST, HIGH = 260, 304  # of a chart, in pixels
 LEFT, TOP, RIGHT, BOTTOM = 52, 30, 84, 26  # its margins
 FEW, MOST = 20, 600  # points of a line that are dots too; more than MOST cannot be told apart
 NAMED = 8  # ranks beside a title
-LETTER = 13  # pixels: labels nearer than this cannot be read
+LETTER, LABEL = 13, 64  # pixels: labels nearer than this, up and along, cannot be read
 TICKS = 5  # on an axis, about
 
 
@@ -24,10 +24,11 @@ def curves(
     pinned: Trace | None = None,
     beside: str = "what is pinned",
     width: int = 900,
+    hint: str = "",
 ) -> str:
     """A chart for each title, with all names of this title of which the trace tells: the last one
-    bold, the others thin. In grey what is pinned, or what else stands `beside` it. All charts
-    together are as wide as this, in pixels."""
+    bold, the others thin. In grey what is pinned, or what else stands `beside` it; where nothing
+    does, a `hint`. All charts together are as wide as this, in pixels."""
     pinned = pinned if pinned and comparable(trace, pinned) else None
     own = reported(trace, titles)
     names = {*own, *reported(pinned, titles)}
@@ -39,6 +40,8 @@ def curves(
         told += "What is learnt is drawn while a run goes on: press Run."
     elif not own:
         told += "The run ended before it told of it."
+    elif not told:
+        told = hint
     return f'<div class="btl-curves">{drawn}{f"<p>{told}</p>" * bool(told)}</div>'
 
 
@@ -117,7 +120,7 @@ def chart(title: str, names: list[str], trace: Trace, pinned: Trace | None, wide
         *_, (x, y) = [each for each in told if isfinite(each[1])] or told
         text = at_end(y) if isfinite(told[-1][1]) else "no number from here on"
         end = place(x) + 8, height(y) + 4
-        free = all(dist(end, other) > LETTER for other in ends)
+        free = all(abs(end[0] - x) > LABEL or abs(end[1] - y) > LETTER for x, y in ends)
         ends.extend([end] * free)
         label = '<text x="{:.1f}" y="{:.1f}" class="{}">{}</text>'.format(*end, look, text) * free
         return f'<g class="{look}"{own}>{joined}{dots * (len(told) <= FEW)}{label}</g>'

@@ -121,7 +121,8 @@ def bar(shares: list[float], pale: bool) -> str:
 
 class Rival(NamedTuple):
     """A row of `rivals`; `own`: it is what the settings say; `stale`: its trace is of earlier ones.
-    Without a trace, why there is none. `settings`: those that a click takes."""
+    Without a trace, why there is none. `settings`: those that a click takes; `told`: more of it
+    that has a column."""
 
     name: str
     own: bool = False
@@ -130,6 +131,7 @@ class Rival(NamedTuple):
     stale: bool = False
     settings: dict = {}
     pinned: bool = False
+    told: report.Column = {}
 
 
 def rivals(given: list[Rival], limit: int | None, by: str = "", title: str = "") -> str:
@@ -154,6 +156,7 @@ def rivals(given: list[Rival], limit: int | None, by: str = "", title: str = "")
         title = f"Grey: {stale} of {len(given)} are still to be predicted."
     most = max((held.bytes for held in fullest if held), default=0)
     several = any(trace.ranks > 1 for trace in traces)
+    others = [*dict.fromkeys(name for rival in given for name in rival.told)]
     body = "".join(
         rival_row(
             at,
@@ -167,6 +170,7 @@ def rivals(given: list[Rival], limit: int | None, by: str = "", title: str = "")
                 max(filter(None, takes), default=0) or 1,
                 most,
             ),
+            others,
         )
         for at, (rival, spent, held, over) in enumerate(zip(given, takes, fullest, large))
     )
@@ -181,6 +185,7 @@ def rivals(given: list[Rival], limit: int | None, by: str = "", title: str = "")
         + f"{sorts('held', 'peak, fullest rank')}<th></th>" * bool(most)
         + sorts("sent", "sent a rank") * several
         + "<th>compute</th><th>waits</th><th>idle</th>" * several
+        + "".join(f"<th>{escape(name)}</th>" for name in others)
         + "<th></th>"
     )
     boxes = words.facts(traces[0]).get("boxes", {}) if traces else {}
@@ -231,11 +236,12 @@ def rival_row(
     several: bool,
     over: str,
     scale: tuple,
+    others: list[str],
 ) -> str:
     name = escape(rival.name)
     look = "btl-own" * rival.own + "btl-stale" * rival.stale + "btl-kept" * rival.pinned
     if (trace := rival.trace) is None:
-        return f'<tr class="{look}"><td>{name}</td><td colspan="8">{escape(rival.why)}</td></tr>'
+        return f'<tr class="{look}"><td>{name}</td><td colspan="12">{escape(rival.why)}</td></tr>'
     least, longest, most = scale
     shares, total = trace.shares(), held.bytes if held else 0
     sent = sent_bytes(trace)
@@ -252,6 +258,7 @@ def rival_row(
     name = parts(trace) + name
     memory = f'<td>{over}{size(total)}</td><td class="btl-shares"><p>{"".join(kinds)}</p></td>'
     more = f"<td>{size(round(sent))}</td>" + "".join(f"<td>{s:.1%}</td>" for s in shares)
+    told = "".join(f"<td>{rival.told.get(name, '–')}</td>" for name in others)
     run = (
         '<td data-do="run" tabindex="0" role="button"'
         ' title="pin what is shown, and run this beside it">run</td>'
@@ -260,7 +267,7 @@ def rival_row(
         f'<tr class="{look} {"btl-over-limit" * bool(over)}" data-row="{at}" tabindex="0"'
         f' data-time="{spent}" data-held="{total}" data-sent="{sent}"><td>{name}</td>'
         f'<td>{duration(spent, trace.unit)}</td><td class="btl-shares"><p>{"".join(time)}'
-        f"</p></td>{memory if most else ''}{more if several else ''}{run}</tr>"
+        f"</p></td>{memory if most else ''}{more if several else ''}{told}{run}</tr>"
     )
 
 

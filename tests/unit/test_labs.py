@@ -327,6 +327,25 @@ def test_each_stage_s_delay(schedule, delays):
     assert (f"that are {delays[0]} update" in lab.explain(lab.predict())[0]) == (delays[0] != "0")
 
 
+def test_a_run_by_old_weights_is_drawn_beside_plain_sgd():
+    """2BW: an update a batch. Plain torch tells the losses, at the run's own times."""
+    lab = Staleness(schedule="pipedream-2bw", ranks=2, micro_batches=2, steps=3)
+    told = [Scalar(1, "compute", "scalar", "loss", 7 * n, 9.0) for n in range(6)]
+    beside, _ = lab.beside(Trace.of(told, "modelled", ranks=2))
+    model = torch.nn.Sequential(*(lab.recipe.model(stage) for stage in range(2)))
+    sgd, losses = torch.optim.SGD(model.parameters(), lab.learning_rate), []
+    for n in range(6):
+        sample = lab.samples(n)
+        loss = torch.nn.functional.mse_loss(model(sample.inputs), sample.targets)
+        (loss / 2).backward()
+        losses.append(loss.item())
+        if n % 2:
+            sgd.step()
+            sgd.zero_grad()
+    assert [(e.start, e.value) for e in beside] == [(7 * n, of) for n, of in enumerate(losses)]
+    assert lab.replace(schedule="1f1b").beside(beside) == (None, "")
+
+
 # -- all-reduce: whose gradients each chunk holds, read from real numbers and replayed -------------
 
 

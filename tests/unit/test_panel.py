@@ -249,7 +249,8 @@ def test_what_cannot_be_shows_its_sentence_and_offers_the_nearest(panel):
 
 def test_the_answers_of_a_lab_are_quantities_of_it():
     for lab in (each() for each in Experiment.all().values()):
-        assert {*lab.answers} - {table.FULLEST} <= {quantity.name for quantity in lab.quantities}
+        told = {*lab.answers, *lab.rivals_tell} - {table.FULLEST}
+        assert told <= {quantity.name for quantity in lab.quantities}
 
 
 def test_curves_are_drawn_of_a_run_beside_what_is_pinned(monkeypatch, tmp_path):
@@ -265,6 +266,7 @@ def test_curves_are_drawn_of_a_run_beside_what_is_pinned(monkeypatch, tmp_path):
         ">loss of each micro-batch",
     ):
         assert text in shown.picture.curves.value
+    assert "Grey: the same updates, weights never old." in shown.picture.curves.value
     line = re.search('btl-line" points="(.*?)"', shown.picture.curves.value)[1].split()
     heights = [float(point.split(",")[1]) for point in line]
     assert len(line) == len(losses) and heights.index(min(heights)) == losses.index(max(losses))
@@ -277,6 +279,10 @@ def test_curves_are_drawn_of_a_run_beside_what_is_pinned(monkeypatch, tmp_path):
     assert 'btl-dashed" points="' in shown.picture.curves.value
     shown.unpin()
     assert shown.picture.lenses.value == "timeline"
+    served = ran(show("parameter-server", steps=2))
+    assert served.picture.lenses.value == "timeline"  # its curves are none of its figures
+    served.picture.lenses.value = "curves"
+    assert "press run in a row" in served.picture.curves.value
     ahead = show("large-batch")  # of which a rate is known before a run
     assert ahead.picture.lenses.value == "curves"
     assert ">learning rate<" in (drawn := ahead.picture.curves.value) and "press Run" in drawn
@@ -346,6 +352,33 @@ def test_rivals_that_a_moving_hand_gave_up_are_found_once_it_is_back():
     told_late = lab.replace(micro_batches=16).predict()  # as a dry run tells more, later
     rivals.show(lab, told_late, None)
     assert f'data-time="{told_late.step_time}"' in rivals.html
+
+
+def test_what_was_still_to_be_predicted_comes_under_a_refusal():
+    shown = show("zero")
+    rivals = shown.picture.rivals
+    rivals._moving = lambda: True
+    rivals._handle_custom_msg({"seen": True}, [])
+    until(lambda: not rivals.waiting)
+    rivals._moving = lambda: False
+    shown.set(fault="kill", fault_rank=7)
+    assert shown.problem
+    until(lambda: rivals.html.count("data-row") == 4)
+    assert "btl-refused" in shown.picture.body._dom_classes
+    late = show("checkpoint")
+    late.set(heads=30)
+    late._tell(late._compared.prediction)  # what it finds inside actions
+    assert late.problem
+
+
+def test_a_lab_s_own_quantities_are_columns_of_its_rivals():
+    shown = show("compile")
+    rivals = shown.picture.rivals
+    rivals._handle_custom_msg({"seen": True}, [])
+    until(lambda: not rivals.waiting)
+    eager, ours, whole, _ = rivals.html.split("<tr")[2:]
+    for row, cells in ((eager, "9|336 MB"), (ours, "1|32 MB"), (whole, "\u2013|\u2013")):
+        assert "".join(f"<td>{cell}</td>" for cell in cells.split("|")) in row
 
 
 def test_where_it_takes_long_to_find_rivals_what_the_settings_give_comes_at_once(monkeypatch):

@@ -13,7 +13,7 @@ def refuse_uneven(what: str, size: int, ranks: int) -> None:
         (
             size % ranks,
             f"{what} is {size}, which {ranks} ranks cannot share equally: take "
-            f"{f'{below} or {above}' if below else above}, or fewer ranks.",
+            f"{f'{below} or {above}' if below else above}, or other ranks.",
         )
     )
 

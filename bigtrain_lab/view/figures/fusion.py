@@ -89,7 +89,8 @@ def draw_kernel(
     figure: go.Figure, kernel: dict, left: float, right: float, colour: str, row: int
 ) -> None:
     operators = kernel["operators"]
-    high = min(len(operators), TALL) / 2
+    tall = -(-len(operators) // -(-len(operators) // TALL))  # all columns are about as high
+    high = tall / 2
     figure.add_shape(
         type="rect",
         x0=left,
@@ -104,8 +105,8 @@ def draw_kernel(
     )
     figure.add_trace(
         go.Scatter(
-            x=[left + WIDE * (k // TALL + 0.5) for k in range(len(operators))],
-            y=[high - k % TALL - 0.5 for k in range(len(operators))],
+            x=[left + WIDE * (k // tall + 0.5) for k in range(len(operators))],
+            y=[high - k % tall - 0.5 for k in range(len(operators))],
             mode="text",
             text=[each[1] for each in operators],
             textfont={"size": 11, "color": palette.ink(colour)},

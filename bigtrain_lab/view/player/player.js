@@ -72,7 +72,7 @@ function drawHead(d, v, note) {
     const badge = element("span", "btl-badge", scene.clock, { title: CLOCKS[scene.clock] || "" });
     badge.style.background = look.clocks[scene.clock] || "#555";
     d.head.append(badge, ...legendOf(v).map(([text, fill, gap]) => {
-      const item = element("span", "btl-key" + (gap ? " btl-gap" : ""), ""), mark = element("i", "", "");
+      const item = element("span", "btl-key" + (gap ? " btl-gap" : "") + (look.memory.some(([kind]) => spoken(kind) === text) ? " btl-kind" : ""), ""), mark = element("i", "", "");
       mark.style.background = patterns[fill] ?? fill;
       item.append(...(fill ? [mark] : []), text);
       return item;
@@ -286,7 +286,8 @@ function render({ model, el }) {
       const { pages } = v.scene, whole = wanted === "all" || (wanted === "auto" && (pages.length === 1 || readable(v.scene.end)));
       page = whole ? Infinity : pages[0][1];
       const about = wanted === "auto" ? 0 : v.t - (rested || v.t >= v.scene.end);  // the first step: sentences and lessons name its boxes
-      const [from, to] = v.scene.unfinished && wanted === "auto" ? pages.findLast(([from]) => from < v.scene.broke) ?? pages[0] : pages.findLast(([from]) => from <= about) || pages[0];  // where it broke
+      const broke = v.scene.unfinished && wanted === "auto", at = Math.max(0, pages.findLastIndex(([from]) => from <= (broke ? v.scene.broke - 1 : about)));  // where it broke
+      const [begins, to] = pages[at], from = broke && at && v.scene.broke - begins < 0.1 * (to - begins) ? pages[at - 1][0] : begins;  // a step that has hardly begun, with the one before it
       if (whole) act.window(0, v.scene.end); else act.window(from, to - from);
       if (rested) v.t = Math.min(v.to, v.scene.known);  // nothing in sight is veiled
     },

@@ -165,30 +165,31 @@ const exactSize = (bytes) => bytes < 1000 ? `${bytes} bytes` : `${size(bytes)} (
 
 // ---- layout and scales -----------------------------------------------------------------------------------------------
 
-const LEFT = 96, RIGHT = 16, TOP = 6, AXIS = 22, THIN = 20;
+const LEFT = 96, RIGHT = 16, TOP = 6, AXIS = 22, THIN = 20, SIDE = 0.7, HIGHEST = 44;  // a lane beside the compute is lower; none is higher
 const pick = (count, choices, otherwise) => { for (const [most, value] of choices) if (count <= most) return value; return otherwise; };
 
 function layoutOf(scene, width, wanted) {
   const rows = scene.rows.length, ranks = scene.levels.some((l) => l.length) && !scene.chunks ? scene.kept.filter((rank) => rank < scene.own).length : 0;
   let row = pick(rows, [[4, 26], [6, 23], [8, 19], [16, 14]], Math.max(4, 240 / rows)), gap = pick(rows, [[4, 9], [8, 7], [16, 4]], 1);
   let strip = pick(ranks, [[1, 104], [2, 60], [4, 38], [6, 32], [8, 24], [16, 15]], Math.max(4, 260 / (ranks || 1))), space = pick(ranks, [[8, 4], [16, 2]], 1);
-  const caption = ranks ? 24 : 6;
-  const natural = rows * (row + gap) + ranks * (strip + space);
+  const caption = ranks ? 24 : 6, lanes = scene.rows.map(([, lane]) => (lane === "compute" || scene.chunks ? 1 : SIDE));
+  const above = lanes.map((_, i) => lanes.slice(0, i).reduce((high, one) => high + one, 0)), all = above.at(-1) + lanes.at(-1);
+  const natural = all * row + rows * gap + ranks * (strip + space);
   const under = scene.chunks ? chunksLayout(scene.chunks, 0, width).height + 8 : 0;
   const scale = wanted ? Math.max(0.3, (wanted - TOP - AXIS - caption - under) / natural) : scene.chunks ? 0.64 : 1;
-  [row, gap, strip, space] = [row, gap, strip, space].map((v) => v * scale);
+  [row, gap, strip, space] = [Math.min(row * scale, HIGHEST), gap * scale, strip * scale, space * scale];
   if (wanted && ranks && row < 13 && rows <= 12) {  // a box holds its label: memory takes what is left
     [row, gap] = [13, 2];
-    strip = Math.max(6, (wanted - TOP - AXIS - caption - rows * (row + gap)) / ranks - space);
+    strip = Math.max(6, (wanted - TOP - AXIS - caption - all * row - rows * gap) / ranks - space);
   }
   if (scene.chunks && row < 12 && row + gap >= 13) [row, gap] = [12, row + gap - 12];  // a round's box holds its label
-  const memoryTop = TOP + rows * (row + gap) + caption;
+  const memoryTop = TOP + all * row + rows * gap + caption;
   let strips = Array.from({ length: ranks }, (_, rank) => rank);  // the ranks whose memory is drawn
   if (wanted && ranks > 1 && strip < THIN) { strip = Math.min(80, ranks * (strip + space) - space); strips = [highest(scene)]; }  // readable, or none is
   const bottom = memoryTop + strips.length * (strip + space);
   const chunks = scene.chunks && chunksLayout(scene.chunks, bottom + AXIS + 6, width);
   return { width, height: Math.ceil(bottom + AXIS + under), chunks, row, gap, strip, space, memoryTop, bottom, strips, ranks, rows,
-    rowY: (i) => TOP + i * (row + gap), stripY: (rank) => memoryTop + strips.indexOf(rank) * (strip + space) };
+    rowY: (i) => TOP + i * gap + (above[i] ?? all) * row, rowH: (i) => lanes[i] * row, stripY: (rank) => memoryTop + strips.indexOf(rank) * (strip + space) };
 }
 
 const xOf = (v, t) => LEFT + (t - v.from) / (v.to - v.from) * (v.layout.width - LEFT - RIGHT);
@@ -206,11 +207,11 @@ function paintLayer(c, v) {
   c.clearRect(0, 0, L.width, L.height);
   c.fillStyle = theme.bg; c.fillRect(0, 0, L.width, L.height);
   c.font = `11px ${theme.font}`; c.textBaseline = "middle"; c.textAlign = "right"; c.fillStyle = theme.ink;
-  const tall = L.row + L.gap >= 11, place = (rank) => scene.kept.indexOf(rank);
+  const place = (rank) => scene.kept.indexOf(rank);
   let free = -Infinity;  // from where a name does not meet the one above
   scene.rows.forEach(([rank, lane], i) => {
-    const y = L.rowY(i) + L.row / 2;
-    if (!tall && (lane !== "compute" || y < free)) return;
+    const y = L.rowY(i) + L.rowH(i) / 2;
+    if (L.rowH(i) + L.gap < 11 && (lane !== "compute" || y < free)) return;
     const alike = lane === "compute" && scene.alike[place(rank)] > 1, two = alike && L.row >= 24;
     c.fillStyle = lane === "compute" ? nameColour(v, rank) : theme.soft;
     c.fillText(lane === "compute" ? `${scene.folds ? (alike ? "\u25b8 " : "\u25be ") : ""}${spoken(scene.nameOf(rank))}` : lane, LEFT - 8, two ? y - 6 : y);
@@ -229,10 +230,10 @@ function paintLayer(c, v) {
   c.globalAlpha = 0.28;  // what a run that goes on has still to do
   for (const [row, kind, start, end, begun] of scene.plan) if (end >= v.from && start <= v.to) {
     const x = xOf(v, start), w = Math.max(0.6, xOf(v, end) - x - 1);
-    c.fillStyle = colourOf(v, { kind, version: null })[0]; c.fillRect(x, L.rowY(row), w, L.row);
+    c.fillStyle = colourOf(v, { kind, version: null })[0]; c.fillRect(x, L.rowY(row), w, L.rowH(row));
     if (!begun) continue;  // what a rank was in when the run broke off
-    c.globalAlpha = 1; c.strokeStyle = c.fillStyle; c.lineWidth = 1.5; c.setLineDash([3, 2]); c.strokeRect(x + 1, L.rowY(row) + 1, Math.max(1, w - 2), L.row - 2); c.setLineDash([]);
-    c.fillStyle = theme.ink; c.textAlign = "center"; c.textBaseline = "middle"; if (w > 60 && L.row > 10 && !scene.ended.has(scene.rows[row][0])) c.fillText(begun, x + w / 2, L.rowY(row) + L.row / 2);
+    c.globalAlpha = 1; c.strokeStyle = c.fillStyle; c.lineWidth = 1.5; c.setLineDash([3, 2]); c.strokeRect(x + 1, L.rowY(row) + 1, Math.max(1, w - 2), L.rowH(row) - 2); c.setLineDash([]);
+    c.fillStyle = theme.ink; c.textAlign = "center"; c.textBaseline = "middle"; if (w > 60 && L.rowH(row) > 10 && !scene.ended.has(scene.rows[row][0])) c.fillText(begun, x + w / 2, L.rowY(row) + L.rowH(row) / 2);
     c.globalAlpha = 0.28;
   }
   c.globalAlpha = 1;
@@ -247,7 +248,7 @@ function paintLayer(c, v) {
   if (L.ranks) paintMemory(c, v, look);
   c.fillStyle = theme.bg;
   const clear = (rank, y, height) => { const x = xOf(v, untilOf(v, rank)); if (x < L.width - RIGHT) c.fillRect(x + 1, y, L.width, height); };
-  scene.rows.forEach(([rank], i) => clear(rank, L.rowY(i) - L.gap, L.row + L.gap + Math.min(1, L.gap / 2)));
+  scene.rows.forEach(([rank], i) => clear(rank, L.rowY(i) - L.gap, L.rowH(i) + L.gap + Math.min(1, L.gap / 2)));
   if (L.ranks) clear(0, L.memoryTop, L.bottom - L.memoryTop);
   c.restore();
   paintFailed(c, v);
@@ -272,7 +273,7 @@ function paintWaits(c, v) {
         if (w > 3) { c.strokeStyle = look.wait; c.lineWidth = 1; c.strokeRect(x + 0.5, y + 0.5, w - 1, L.row - 1); }
       } else for (const s of during(scene.byRow[i], start, end, scene.end)) {
         const from = Math.max(s.start, start), to = Math.min(s.end, end);
-        if (to > from) { c.fillStyle = look.wait; c.fillRect(xOf(v, from), y, Math.max(0.6, xOf(v, to) - xOf(v, from) - (to === s.end && xOf(v, to) - xOf(v, from) > 3)), L.row); }
+        if (to > from) { c.fillStyle = look.wait; c.fillRect(xOf(v, from), y, Math.max(0.6, xOf(v, to) - xOf(v, from) - (to === s.end && xOf(v, to) - xOf(v, from) > 3)), L.rowH(i)); }
       }
     }
   });
@@ -351,22 +352,22 @@ function wholeOf({ scene }, { row, start, end }) {
 }
 
 function paintBoxes(c, v) {
-  const { scene, layout: L } = v, write = L.row >= 11, alike = new Map();  // boxes of one kind and width, which say equally much
+  const { scene, layout: L } = v, alike = new Map();  // boxes of one kind and width, which say equally much
   for (const row of scene.byRow) {
     let half = -1;
     for (let i = Math.max(0, lastBefore(row, v.from, (s) => s.start)); i < row.length && row[i].start <= v.to; i++) {
       const s = row[i], x = xOf(v, s.start), w = xOf(v, s.end) - x, y = L.rowY(s.row);
       if (s.end < v.from || (w < 0.5 && half === (half = Math.floor(2 * x)))) continue;  // more boxes than pixels
       const [fill, ink] = colourOf(v, s);
-      c.fillStyle = fill; c.fillRect(x, y, w > 3 ? w - 1 : Math.max(w, s.start === s.end ? 2 : 0.6), L.row);
-      if (!write || w < 9) continue;
+      c.fillStyle = fill; c.fillRect(x, y, w > 3 ? w - 1 : Math.max(w, s.start === s.end ? 2 : 0.6), L.rowH(s.row));
+      if (L.rowH(s.row) < 11 || w < 9) continue;
       const [open, close] = wholeOf(v, s).map((t) => xOf(v, t)), left = Math.max(open, LEFT), seen = Math.min(close, L.width - RIGHT) - left;  // what the view shows of it
       if (seen < 9) continue;
       const key = `${s.kind} ${Math.round(seen)} ${s.version == null}`, texts = textsOf(s, v.lens, scene.terms);
       if (!alike.has(key)) alike.set(key, { room: seen - 3, longest: [...texts], boxes: [] });
       const group = alike.get(key);
       texts.forEach((text, k) => { if (text.length > group.longest[k].length) group.longest[k] = text; });
-      group.room = Math.min(group.room, seen - 3); group.boxes.push([texts, ink, left + (seen - 1) / 2, y + L.row / 2]);
+      group.room = Math.min(group.room, seen - 3); group.boxes.push([texts, ink, left + (seen - 1) / 2, y + L.rowH(s.row) / 2]);
     }
   }
   c.textAlign = "center"; c.textBaseline = "middle"; c.font = `${L.row >= 16 ? 11 : 10}px ${v.theme.font}`;
@@ -383,7 +384,7 @@ function paintBoxes(c, v) {
 /** The two ends of a message's line: it leaves its sender's row and reaches its receiver's. */
 function course(v, t) {
   const { layout: L } = v, a = t.leaves, b = t.reaches, down = b > a;
-  return [xOf(v, t.start), L.rowY(a) + (down ? L.row : 0), xOf(v, t.end), L.rowY(b) + (down ? 0 : L.row)];
+  return [xOf(v, t.start), L.rowY(a) + (down ? L.rowH(a) : 0), xOf(v, t.end), L.rowY(b) + (down ? 0 : L.rowH(b))];
 }
 
 function paintTransfer(c, v, t, colour, alpha, width = 1) {
@@ -545,7 +546,7 @@ function outline(c, v) {
   c.save(); c.beginPath(); c.rect(LEFT - 1, 0, L.width - LEFT - RIGHT + 2, L.bottom); c.clip();
   if (u.span) {
     const s = u.span, x = xOf(v, s.start);
-    c.strokeStyle = theme.ink; c.lineWidth = 2; c.strokeRect(x, L.rowY(s.row), Math.max(2, xOf(v, s.end) - x), L.row);
+    c.strokeStyle = theme.ink; c.lineWidth = 2; c.strokeRect(x, L.rowY(s.row), Math.max(2, xOf(v, s.end) - x), L.rowH(s.row));
     for (const t of scene.sent[`${s.src} ${s.message}`] || []) if (t.dst === scene.rows[s.row][0]) paintTransfer(c, v, t, theme.ink, 1, 2);
   }
   if (u.transfer) paintTransfer(c, v, u.transfer, theme.ink, 1, 2);
@@ -562,7 +563,7 @@ function find(v, x, y) {
   for (const rank of L.strips)
     if (x < LEFT && scene.peaks[rank] && y >= L.stripY(rank) && y <= L.stripY(rank) + L.strip) return { peak: rank };
   if (x < LEFT || x > L.width - RIGHT + 2) return null;
-  for (let i = 0; i < L.rows; i++) if (y >= L.rowY(i) && y <= L.rowY(i) + L.row) {
+  for (let i = 0; i < L.rows; i++) if (y >= L.rowY(i) && y <= L.rowY(i) + L.rowH(i)) {
     const row = scene.byRow[i], span = spanAt(row, t) || row.find((s) => s.start === s.end && Math.abs(s.start - t) < slack);
     if (t > untilOf(v, scene.rows[i][0])) return null;
     return span ? { span } : t >= 0 && t <= scene.end ? { idle: i, t } : null;
