@@ -9,7 +9,7 @@ from pathlib import Path
 
 from IPython.core.error import StdinNotImplementedError
 
-from .core import Impossible, duration, size, write_whole
+from .core import Impossible, duration, refuse, size, write_whole
 
 ANSWERS = Path("predictions.json")  # beside the copies: what the reader said first
 MARK = "bigtrain_lesson"  # of a copy: the digest of what it was made from
@@ -104,11 +104,13 @@ def copies(own: Path, release: Path | None = None, language: str = "") -> None:
     copy fails at each exercise that is not solved. `language`: of an edition, such as "zh"; "" for
     English."""
     release = release or next(folder for folder in RELEASES if folder.is_dir())
-    if language and language not in (known := editions(release)):
-        raise Impossible(
-            f"There are no lessons in the language {language!r}: choose {' or '.join(known)}, or"
-            " none for English."
+    refuse(
+        (
+            language and language not in editions(release),
+            f"There are no lessons in the language {language!r}: choose"
+            f" {' or '.join(editions(release))}, or none for English.",
         )
+    )
     for path in sorted(release.rglob("*.ipynb")):
         place = path.relative_to(release)
         if not any(part.startswith(".") for part in place.parts):

@@ -108,6 +108,9 @@ def factor(a, b) -> str:
     a, b = a[fits], b[fits]
     norm = float(np.sum(b * b))
     ratio = float(np.sum(a * b)) / norm if norm else 0.0
-    if ratio and ratio != 1 and np.allclose(a, ratio * b, rtol=1e-6, atol=1e-12 * math.sqrt(norm)):
-        return f": exactly {ratio:.6g} times the right value" if abs(ratio - 1) > 1e-3 else ""
-    return ""
+    whole = (
+        ratio
+        and abs(ratio - 1) > 1e-3
+        and np.allclose(a, ratio * b, rtol=1e-6, atol=1e-12 * math.sqrt(norm))
+    )
+    return f": exactly {ratio:.6g} times the right value" if whole else ""

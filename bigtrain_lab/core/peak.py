@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from .events import Memory
 from .grouped import grouped
-from .trace import Trace
+from .trace import Trace, once
 
 
 class Peak(NamedTuple):
@@ -35,12 +35,11 @@ class Peak(NamedTuple):
         )
 
 
+@once  # table, sentences and pictures all ask
 def readings(trace: Trace, rank: int) -> list[Peak]:
     """All that was read of a rank, in time: what it holds at each action boundary, and between, on
     top of that, inside its actions."""
-    if (Peak, rank) not in trace._sorted_out:  # table, sentences and pictures all ask
-        trace._sorted_out[Peak, rank] = [*summed(trace._sorted_out[Memory, rank], rank)]
-    return trace._sorted_out[Peak, rank]
+    return [*summed(trace._sorted_out[Memory, rank], rank)]
 
 
 def over_step(trace: Trace, rank: int, step: int, most: int) -> list[Peak]:

@@ -1,9 +1,9 @@
 """What a box of a trace waited for: the time its lane was free before it, and the last message that
 came in that time."""
 
-from collections import defaultdict
 from typing import NamedTuple
 
+from .grouped import grouped
 from .trace import Trace, Transfer
 
 
@@ -19,14 +19,11 @@ def waited(trace: Trace) -> dict[tuple[int, str, str], Waited]:
     """(rank, lane, name) -> how long the span waited and for which message; spans that did not wait
     are left out."""
     first = min((e.start for e in trace.events), default=0)
-    spans, arrivals = defaultdict(list), defaultdict(list)
-    for span in trace.spans():
-        spans[span.rank, span.lane].append(span)
-    for message in trace.transfers():
-        arrivals[message.rank, message.lane].append(message)
+    spans = grouped(((span.rank, span.lane), span) for span in trace.spans())
+    arrivals = grouped(((each.rank, each.lane), each) for each in trace.transfers())
     found = {}
     for lane, row in spans.items():
-        messages = sorted(arrivals[lane], key=lambda t: t.end)
+        messages = sorted(arrivals.get(lane, ()), key=lambda t: t.end)
         at, free = 0, first
         for span in row:
             last = None

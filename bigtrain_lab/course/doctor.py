@@ -17,12 +17,12 @@ MEND = "grade on Linux 5.13 or newer, or in a container that you throw away."
 
 def machine() -> Iterator[Finding]:
     """What of the fence holds here, and whether there is a gradebook."""
-    for what, kept in fence().items():
-        yield (
-            Finding("ok", "fence", f"an answer cannot reach {what}.")
-            if kept
-            else Finding("warn", "fence", f"an answer can reach {what} on this machine", MEND)
-        )
+    yield from (
+        Finding("ok", "fence", f"an answer cannot reach {what}.")
+        if kept
+        else Finding("warn", "fence", f"an answer can reach {what} on this machine", MEND)
+        for what, kept in fence().items()
+    )
     yield (
         Finding("ok", "nbgrader", "installed: marks go into its gradebook.")
         if find_spec("nbgrader")
@@ -44,8 +44,7 @@ def findings(folder: Path, cores: int, assignments: tuple[str, ...] = ()) -> Ite
         for exercise in source.exercises
         for which, pieces in pieces_of(source, exercise).items()
     }
-    for (notebook, topic, which), marked in played(tasks, cores):
-        yield Finding(*judged(notebook, topic, which, marked))
+    yield from (Finding(*judged(*task, marked)) for task, marked in played(tasks, cores))
 
 
 def pieces_of(source: Source, exercise) -> dict[str, list]:

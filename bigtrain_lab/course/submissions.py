@@ -143,21 +143,30 @@ def faults(source: Source) -> Iterator[str]:
     """What keeps a notebook of the instructor's from being graded by, in sentences."""
     asked = {exercise.topic: Topic.named(exercise.topic) for exercise in source.exercises}
     ids = Counter(each.id for each in source.cells if each.id)
-    for id in (id for id, count in ids.items() if count > 1):
-        yield f"{ids[id]} cells have the id {id}: give each its own."
-    for each in (*source.exercises, *source.checks, *source.questions):
-        if each.id not in ids:
-            yield "A cell of an exercise, a check or a question has no grade_id: give it one."
+    yield from (
+        f"{count} cells have the id {id}: give each its own."
+        for id, count in ids.items()
+        if count > 1
+    )
+    yield from (
+        "A cell of an exercise, a check or a question has no grade_id: give it one."
+        for each in (*source.exercises, *source.checks, *source.questions)
+        if each.id not in ids
+    )
     for check in source.checks:
         if check.topic not in asked:
             yield f"{check.id} checks {check.topic}, for which there is no exercise cell: add it."
         elif not 1 <= check.step <= len(asked[check.topic].steps):
             yield f"{check.id} asks for step {check.step}, which {check.topic} has not: build anew."
-    for topic in asked.keys() - {check.topic for check in source.checks}:
-        yield f"The exercise {topic} has no check: add a check cell."
-    for each in (*source.checks, *source.questions):
-        if not each.points > 0:
-            yield f"{each.id} has no points: give it some."
+    yield from (
+        f"The exercise {topic} has no check: add a check cell."
+        for topic in asked.keys() - {check.topic for check in source.checks}
+    )
+    yield from (
+        f"{each.id} has no points: give it some."
+        for each in (*source.checks, *source.questions)
+        if not each.points > 0
+    )
 
 
 def sources(folder: Path, named: Path | None = None) -> list[Source]:

@@ -223,10 +223,11 @@ class Layouts(OnNodes):
     def reference(self) -> dict[str, Any]:
         x, w, dy = (whole.float() for whole in self.values.values())
         whole = {"Y": x @ w, "dX": dy @ w.T, "dW": x.T @ dy}
-        found = {}
-        for rank in range(self.ranks):
-            found |= self.totals(rank, lambda result, box: whole[result][box])
-        return found
+        return {
+            name: sums
+            for rank in range(self.ranks)
+            for name, sums in self.totals(rank, lambda result, box: whole[result][box]).items()
+        }
 
     def totals(self, rank: int, part) -> dict[str, Any]:
         """The sums of the rows and of the columns of each result's part, exact in float64."""
@@ -303,11 +304,11 @@ class Layouts(OnNodes):
 
     def why(self, trace: Trace) -> Iterable[str]:
         over = {axis: dim for dim, axis in self.split.items()}
-        for each in self.needed:
-            yield (
-                f"{each.result} sums over {over[each.axis]}, of which each rank has 1 of "
-                f"{each.ranks} parts: an all-reduce of {size(each.bytes)} along {each.axis}."
-            )
+        yield from (
+            f"{each.result} sums over {over[each.axis]}, of which each rank has 1 of "
+            f"{each.ranks} parts: an all-reduce of {size(each.bytes)} along {each.axis}."
+            for each in self.needed
+        )
         if trace.clock != "measured":
             best = min(self.compared, key=lambda name: self.compared[name][2])
             yield f"The fastest layout here is {best}: {duration(self.compared[best][2], 's')}."

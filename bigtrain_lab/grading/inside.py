@@ -272,13 +272,15 @@ def only_tensors(given) -> list:
     import torch
 
     listed = given if isinstance(given, (list, tuple)) else [given]
-    for each in listed:
-        refuse(
+    refuse(
+        *(
             (
                 type(each) not in (torch.Tensor, torch.nn.Parameter),
                 f"You gave a group a {type(each).__name__}: give a tensor.",
             )
+            for each in listed
         )
+    )
     return [each.detach() for each in listed]
 
 

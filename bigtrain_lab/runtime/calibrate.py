@@ -19,7 +19,7 @@ from pathlib import Path
 
 from pydantic import TypeAdapter
 
-from ..core import Hardware, Impossible, Wire
+from ..core import Hardware, Impossible, Wire, refuse
 from ..core.later import later
 from .machine import keep, kept
 from .process.border import place_given
@@ -47,11 +47,13 @@ def this_machine(measure: bool = True) -> Hardware | None:
             return hardware_of(found)
     if not measure:
         return None
-    if place_given():
-        raise Impossible(
+    refuse(
+        (
+            place_given(),
             "This machine has not been measured, and ranks of torchrun cannot do it: "
-            "run `bigtrain doctor` on it once, or choose another hardware profile."
+            "run `bigtrain doctor` on it once, or choose another hardware profile.",
         )
+    )
     return calibrate()
 
 

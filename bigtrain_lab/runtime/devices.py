@@ -20,7 +20,7 @@ from typing import NamedTuple
 import torch
 import torch.distributed
 
-from ..core import Impossible
+from ..core import refuse
 from ..core.impossible import refuse_unknown
 
 CHOICES = ("cpu", "auto", "cuda")
@@ -57,18 +57,16 @@ def choose(nodes: Sequence[Node], device: str = "auto", nccl: bool = True) -> De
     refuse_unknown("device", device, CHOICES)
     ranks = sum(node.ranks for node in nodes)
     bare = [number for number, node in enumerate(nodes) if not node.gpus]
-    if device == "cuda" and bare:
-        where = f" on node {bare[0]}" if len(nodes) > 1 else ""
-        raise Impossible(
+    where = f" on node {bare[0]}" if bare and len(nodes) > 1 else ""
+    refuse(
+        (
+            device == "cuda" and bare,
             f"No GPU is visible{where}: choose device cpu or auto, or let this process see one"
-            " (CUDA_VISIBLE_DEVICES, torch for CUDA)."
+            " (CUDA_VISIBLE_DEVICES, torch for CUDA).",
         )
+    )
     if device == "cpu" or bare:
-        why = (
-            "as asked"
-            if device == "cpu"
-            else "no GPU is visible" + (f" on node {bare[0]}" if len(nodes) > 1 else "")
-        )
+        why = "as asked" if device == "cpu" else f"no GPU is visible{where}"
         return Devices(("cpu",) * ranks, GLOO, f"CPU and gloo: {why}")
     placed = tuple(
         f"cuda:{rank * node.gpus // node.ranks if node.ranks > node.gpus else rank}"

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cached_property
-from itertools import accumulate
+from itertools import accumulate, chain
 from operator import add, sub
 from typing import NamedTuple
 
@@ -271,10 +271,11 @@ def difference(before: Mapping[str, int], after: Mapping[str, int]) -> dict[str,
 
 
 def total(*changes: Mapping[str, int]) -> dict[str, int]:
-    sums: Counter = Counter()
-    for change in changes:
-        sums.update(change)
-    return {kind: more for kind, more in sums.items() if more}
+    return {
+        kind: more
+        for kind in dict.fromkeys(chain(*changes))
+        if (more := sum(change.get(kind, 0) for change in changes))
+    }
 
 
 # -- storage by storage ---------------------------------------------------------------------------

@@ -210,13 +210,15 @@ def _unanswered(doings: list[Doing], at: At) -> str | None:
     if any(other.last == "done" for other in waited_for(doings, at)) and at.last in WITHOUT:
         verb = "calling" if at.wants and at.wants.src is None else WITHOUT[at.last]
         return f"{_capital(said(doings, at))}, which has finished without {verb} it."
-    for dst, channel in untaken(doings, at):
-        if doings[dst].main.last == "done":
-            return (
-                f"{_capital(at.who)} sent {doings[at.rank].labels[channel] or 'a message'} to rank"
-                f" {dst}, which has finished without taking it."
-            )
-    return None
+    return next(
+        (
+            f"{_capital(at.who)} sent {doings[at.rank].labels[channel] or 'a message'} to rank"
+            f" {dst}, which has finished without taking it."
+            for dst, channel in untaken(doings, at)
+            if doings[dst].main.last == "done"
+        ),
+        None,
+    )
 
 
 def _crash(directory: Path, rank: int) -> str:

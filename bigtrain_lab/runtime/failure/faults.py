@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import inf, nan
 
-from ...core import Cost, Impossible, refuse
+from ...core import Cost, refuse
 from ...core.impossible import refuse_unknown
 from ...core.later import later
 
@@ -178,11 +178,13 @@ class Strike:
             for kind, _, w in owned.held(self.holdings())
             if kind == "weights" and w.is_floating_point() and w.numel()
         ]
-        if not weights:
-            raise Impossible(
+        refuse(
+            (
+                not weights,
                 f"Rank {self.rank.index} has told no weights that could become a NaN: call"
-                " rank.watch(...) before the first action."
+                " rank.watch(...) before the first action.",
             )
+        )
         weights[-1].data[(0,) * weights[-1].dim()] = (
             nan  # the last: of an embedding, most rows are never read
         )

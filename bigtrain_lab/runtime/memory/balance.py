@@ -12,7 +12,7 @@ costs nothing and memory stays that of what is alive.
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 
-from ...core import MEMORY_KINDS, Alive
+from ...core import MEMORY_KINDS, Alive, grouped
 
 APART = (
     "inputs",
@@ -159,17 +159,16 @@ def few(moments: list, most: int, height: Callable) -> list:
 def together(alive: list[Alive], most: int = MOST_ROWS) -> list[Alive]:
     """The largest ones, and all smaller ones of a kind as one: few enough to be written, with the
     same sum."""
-    rows = list(alive[:most])
-    for kind in MEMORY_KINDS:
-        if small := [a for a in alive[most:] if a.kind == kind]:
-            rows.append(
-                small[0]._replace(
-                    name=f"{len(small)} smaller ones",
-                    bytes=sum(a.bytes for a in small),
-                    shape=(),
-                    dtype="",
-                    module="",
-                    made="",
-                )
-            )
-    return rows
+    smaller = grouped((a.kind, a) for a in alive[most:])
+    return list(alive[:most]) + [
+        smaller[kind][0]._replace(
+            name=f"{len(smaller[kind])} smaller ones",
+            bytes=sum(a.bytes for a in smaller[kind]),
+            shape=(),
+            dtype="",
+            module="",
+            made="",
+        )
+        for kind in MEMORY_KINDS
+        if kind in smaller
+    ]

@@ -3,7 +3,7 @@ where, and what would help."""
 
 from collections.abc import Mapping, Sequence
 
-from ...core import Impossible, available_bytes, by_kind, counted, size
+from ...core import Impossible, available_bytes, by_kind, counted, refuse, size
 
 # What lowers the bytes of a kind; said of the largest kind that something lowers.
 REMEDIES = {
@@ -88,14 +88,16 @@ def refuse_beyond_memory(
         if devices[rank] == "cpu"
     ]
     together, available = sum(needed[rank] for rank in ours), available_bytes()
-    if together > available:
-        who = (
-            f"The {len(ours)} ranks{' on this machine' if len(hosts) > 1 else ''} would hold"
-            if len(ours) > 1
-            else "The rank would hold"
-        )
-        raise Impossible(
+    who = (
+        f"The {len(ours)} ranks{' on this machine' if len(hosts) > 1 else ''} would hold"
+        if len(ours) > 1
+        else "The rank would hold"
+    )
+    refuse(
+        (
+            together > available,
             f"{who} {how}{size(together)} of memory at the peak, and this machine has"
             f" {size(available)} available: take fewer or narrower layers, or less in a"
-            f" batch, or close other programs. {relief}".rstrip()
+            f" batch, or close other programs. {relief}".rstrip(),
         )
+    )

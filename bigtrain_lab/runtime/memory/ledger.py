@@ -49,7 +49,7 @@ from numbers import Real
 import torch
 from torch import nn
 
-from ...core import MEMORY_KINDS, Alive, Impossible, size
+from ...core import MEMORY_KINDS, Alive, Impossible, refuse, size
 from . import owned
 from .balance import APART, Balance
 from .capacity import out_of_memory
@@ -87,13 +87,14 @@ class Ledger:
         coarse: bool = False,
     ):
         owned.refuse_strange(watched)
-        if capacity_bytes is not None and not (
-            isinstance(capacity_bytes, Real) and 0 < capacity_bytes < inf
-        ):
-            raise Impossible(
+        refuse(
+            (
+                capacity_bytes is not None
+                and not (isinstance(capacity_bytes, Real) and 0 < capacity_bytes < inf),
                 f"capacity_bytes is {capacity_bytes!r}: give the bytes of the device as a number,"
-                " such as 2 * 10**9, or None for no limit."
+                " such as 2 * 10**9, or None for no limit.",
             )
+        )
         device = device or owned.device(watched)
         self.holdings: Callable = partial(owned.of, watched) if watched else dict
         self._watched, self._wall = watched, wall
@@ -220,8 +221,9 @@ class Ledger:
     # -- on and off --------------------------------------------------------------------------------
 
     def __enter__(self) -> "Ledger":
-        if self._active:
-            raise Impossible("This ledger is active already: make another one for what is inside.")
+        refuse(
+            (self._active, "This ledger is active already: make another one for what is inside.")
+        )
         self._settled()  # what is held already
         self.refuse_too_much("")
         for module in self._watched:

@@ -130,10 +130,9 @@ def launch(
     fault = fault if fault and fault.kind != "none" else None
     if fault:
         fault.refuse(ranks)
-        if not record:
-            raise Impossible(
-                f"A fault ({fault.kind}) strikes at a recorded action: leave record=True."
-            )
+        refuse(
+            (not record, f"A fault ({fault.kind}) strikes at a recorded action: leave record=True.")
+        )
     clock &= record and cost is not None
     asked = {
         "name": name,

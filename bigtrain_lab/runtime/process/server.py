@@ -25,7 +25,7 @@ from multiprocessing.connection import wait
 from multiprocessing.util import _args_from_interpreter_flags
 from pathlib import Path
 
-from ...core import Impossible
+from ...core import Impossible, refuse
 from . import forks, stem
 from .pulse import STOPPED, Pulse
 
@@ -95,11 +95,13 @@ def warm() -> None:
 
 def running() -> Server:
     """The server of this process, which is started if there is none."""
-    if not hasattr(os, "fork"):
-        raise Impossible(
+    refuse(
+        (
+            not hasattr(os, "fork"),
             "Ranks cannot be started on Windows: run this in WSL2, where a Linux has what they"
-            " need."
+            " need.",
         )
+    )
     try:
         with _lock:
             server = started(os.getpid())

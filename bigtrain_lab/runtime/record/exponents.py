@@ -9,18 +9,20 @@ is to be counted.
 import torch
 from torch import Tensor
 
-from ...core import Impossible
+from ...core import refuse
 from ...core.formats import Exponents
 
 
 @torch.no_grad()
 def exponents(tensor: Tensor) -> Exponents:
     """The exponents of a floating tensor, of any number of values, none included."""
-    if not tensor.is_floating_point():
-        raise Impossible(
+    refuse(
+        (
+            not tensor.is_floating_point(),
             f"A tensor of {str(tensor.dtype)[6:]} has no exponents: give floating numbers, not ids,"
-            " labels or masks."
+            " labels or masks.",
         )
+    )
     values = tensor.detach().flatten()
     values = (
         values if values.dtype == torch.float64 else values.float()

@@ -20,7 +20,7 @@ from pydantic import (
     model_validator,
 )
 
-from ...core import Impossible
+from ...core import Impossible, refuse
 from ...core.files import MOST_BYTES, clean_json, complaint, read_bounded
 
 FORMAT = 2
@@ -89,11 +89,13 @@ def read_settings(directory: Path) -> dict:
         ) from error
     except (ValueError, KeyError, TypeError) as error:
         raise Impossible(f"{not_one}: its settings.json is not a run's.") from error
-    if version != FORMAT:
-        raise Impossible(
+    refuse(
+        (
+            version != FORMAT,
             f"{directory} was written by run version {str(version)[:20]}, "
-            f"this library reads {FORMAT}: run it again."
+            f"this library reads {FORMAT}: run it again.",
         )
+    )
     try:
         return Settings.model_validate_json(data).model_dump(exclude_unset=True)
     except ValueError as error:

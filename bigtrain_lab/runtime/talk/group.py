@@ -34,7 +34,7 @@ from math import isfinite
 import torch
 import torch.distributed as dist
 
-from ...core import Impossible, ranks
+from ...core import Impossible, ranks, refuse
 from ...core.impossible import refuse_unknown
 from ...order.plan import INSIDE, Message, Together
 from ..failure import frames
@@ -121,11 +121,13 @@ class Group:
         name: str = "compute",
         recorder=UNRECORDED,
     ):
-        if process_group is None and not dist.is_initialized():
-            raise Impossible(
+        refuse(
+            (
+                process_group is None and not dist.is_initialized(),
                 "There is no process group yet: call torch.distributed.init_process_group(...)"
-                " first, or use launch()."
+                " first, or use launch().",
             )
+        )
         self.device, self.axis, self.name, self.recorder = device, axis, name, recorder
         self._pg = process_group if process_group is not None else dist.group.WORLD
         self._gloo = dist.get_backend(self._pg) == "gloo"
@@ -345,16 +347,20 @@ class Group:
         """One tensor a rank. Impossible where a list has not as many, or a tensor no dimension
         to be cut along."""
         if isinstance(tensors, torch.Tensor):
-            if not tensors.dim():
-                raise Impossible(
+            refuse(
+                (
+                    not tensors.dim(),
                     f"{what} cannot cut a single number into {self.size} parts: "
-                    "give it a tensor with a first dimension."
+                    "give it a tensor with a first dimension.",
                 )
-            return tensors.tensor_split(self.size)
-        if len(tensors) != self.size:
-            raise Impossible(
-                f"{what} got {len(tensors)} tensors for {self.size} ranks: give one a rank."
             )
+            return tensors.tensor_split(self.size)
+        refuse(
+            (
+                len(tensors) != self.size,
+                f"{what} got {len(tensors)} tensors for {self.size} ranks: give one a rank.",
+            )
+        )
         return tensors
 
     def _room_on(self, tensor: torch.Tensor) -> torch.device:

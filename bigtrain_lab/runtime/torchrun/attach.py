@@ -187,12 +187,14 @@ def agree(meeting: Meeting, members: list[Member], devices: Devices, prepare) ->
     meeting.post("job", own)
     directory = Path(meeting.everyones("job")[0])
     try:
-        if not within(SEEN_S, (directory / JOB).is_file, 0.1):
-            raise Impossible(
+        refuse(
+            (
+                not within(SEEN_S, (directory / JOB).is_file, 0.1),
                 f"Rank {meeting.index} does not see the run directory {directory} that rank 0"
                 f" on {members[0].host} made: choose a --directory on a disk that all nodes"
-                " share."
+                " share.",
             )
+        )
         job = pickle.loads((directory / JOB).read_bytes())
         meeting.post("sees", True)
         meeting.everyones("sees")

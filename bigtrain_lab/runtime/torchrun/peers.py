@@ -11,7 +11,7 @@ import threading
 from concurrent.futures import Future
 from typing import NamedTuple
 
-from ...core import Impossible
+from ...core import refuse
 
 ANSWER_S = 5.0
 # an address of documentation (RFC 5737): its route is the default one, and nothing is sent there
@@ -31,11 +31,13 @@ class Peer(NamedTuple):
     def of(cls, text: str) -> "Peer":
         """From "host:port" or "[address]:port"; Impossible where it is neither."""
         found = re.fullmatch(r"(?:\[([^][]+)\]|([^][:]+)):([0-9]{1,5})", text)
-        if not found or not 1 <= int(found[3]) <= 65535:
-            raise Impossible(
+        refuse(
+            (
+                not found or not 1 <= int(found[3]) <= 65535,
                 f"{text!r} is no peer: write host:port, such as node1:29400 (an IPv6 address in"
-                " brackets)."
+                " brackets).",
             )
+        )
         return cls(found[1] or found[2], int(found[3]))
 
 

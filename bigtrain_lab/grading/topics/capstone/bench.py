@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from ...trainings import Refused
+from ...trainings import refuse
 
 OFFERED = {
     "replicas": (1, 2, 4, 8),
@@ -18,10 +18,18 @@ OFFERED = {
 def play(answer, devices, memory_bytes) -> dict:
     """The settings, each as it is offered."""
     plan = answer(devices, memory_bytes)
-    if not isinstance(plan, Mapping) or plan.keys() != OFFERED.keys():
-        raise Refused(f"Your plan is {plan!r}: return a dict of {', '.join(OFFERED)}.")
+    refuse(
+        (
+            not isinstance(plan, Mapping) or plan.keys() != OFFERED.keys(),
+            f"Your plan is {plan!r}: return a dict of {', '.join(OFFERED)}.",
+        )
+    )
     for name, value in plan.items():
-        if value not in OFFERED[name]:
-            choices = ", ".join(map(repr, OFFERED[name]))
-            raise Refused(f"Your plan has {name} = {value!r}: take one of {choices}.")
+        choices = ", ".join(map(repr, OFFERED[name]))
+        refuse(
+            (
+                value not in OFFERED[name],
+                f"Your plan has {name} = {value!r}: take one of {choices}.",
+            )
+        )
     return {name: offered[offered.index(plan[name])] for name, offered in OFFERED.items()}

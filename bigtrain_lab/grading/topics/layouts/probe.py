@@ -1,5 +1,7 @@
 """Layouts: products of tensors of which dimensions are cut along axes of ranks."""
 
+from math import prod
+
 NAME = "layouts"
 LINE, THREE, BOTH = "n d, d f -> n f", {"rows": 3}, {"rows": 2, "columns": 4}
 EQUATIONS = (
@@ -50,9 +52,7 @@ def names_of(equation: str) -> list[str]:
 
 def scene(draw, equation: str, layout: dict, axes: dict):
     """A call, with sizes that all axes together divide."""
-    whole = 1
-    for ranks in axes.values():
-        whole *= ranks
+    whole = prod(axes.values())
     names = names_of(equation)
     sizes = {dim: whole * draw.randint(2, 9) for dim in draw.sample(names, len(names))}
     where = ", ".join(f"{dim} along {axis}" for dim, axis in layout.items()) or "nothing"

@@ -1,6 +1,6 @@
 """Name the bug: the answer reads the events of a run, and names its fault."""
 
-from ...trainings import Refused
+from ...trainings import refuse
 
 FAULTS = (
     "straggler",
@@ -17,6 +17,7 @@ FAULTS = (
 
 def play(answer, run: dict) -> str:
     named = answer(run)
-    if named not in FAULTS:
-        raise Refused(f"Your function gave {named!r}: return one of {', '.join(FAULTS)}.")
+    refuse(
+        (named not in FAULTS, f"Your function gave {named!r}: return one of {', '.join(FAULTS)}.")
+    )
     return named

@@ -53,14 +53,18 @@ def actions(steps, rank: int):
                 " end: write one action a step."
             )
         for action in (step,) if isinstance(step, Action) else step:
-            if not isinstance(action, Action):
-                raise Refused(
+            refuse(
+                (
+                    not isinstance(action, Action),
                     f"steps({rank}) holds {step!r}, which is no action: write F({rank}, 0) or"
-                    f" B({rank}, 0)."
+                    f" B({rank}, 0).",
                 )
-            if any(number != int(number) for number in action[1:]):
-                raise Refused(
+            )
+            refuse(
+                (
+                    any(number != int(number) for number in action[1:]),
                     f"steps({rank}) holds {action.kind}({action.stage}, {action.micro_batch}):"
-                    " count with whole numbers, from 0."
+                    " count with whole numbers, from 0.",
                 )
+            )
             yield [action.kind, int(action.stage), int(action.micro_batch)]

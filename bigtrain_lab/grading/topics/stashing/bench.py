@@ -42,10 +42,12 @@ def held(schedule, stage: int, updates: int) -> list[int]:
     )
     call = f"versions_held({stage}, {updates})"
     given = schedule.versions_held(stage, updates)
-    if isinstance(given, str) or not hasattr(given, "__iter__"):
-        raise Refused(
-            f"{call} gave {given!r}: return the numbers of the versions that the stage keeps."
+    refuse(
+        (
+            isinstance(given, str) or not hasattr(given, "__iter__"),
+            f"{call} gave {given!r}: return the numbers of the versions that the stage keeps.",
         )
+    )
     return [whole(version, call) for version in given]
 
 

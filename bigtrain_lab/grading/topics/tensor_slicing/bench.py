@@ -3,7 +3,7 @@
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ...trainings import Refused, tensor
+from ...trainings import refuse, tensor
 
 
 class Rows(TorchDispatchMode):
@@ -44,9 +44,13 @@ def play(answer, group, whole, share, targets, forward, logits) -> dict:
     group.mark("begin")
     with Rows(first[..., 0].numel()) as made:
         back = call(mine, targets, handed, drop)
-    if not isinstance(back, torch.Tensor) or back.shape != shape:
-        what = type(back).__name__ + (f" of {[*back.shape]}" if torch.is_tensor(back) else "")
-        raise Refused(f"Rank {group.rank} returned a {what}: return a tensor of shape {[*shape]}.")
+    what = type(back).__name__ + (f" of {[*back.shape]}" if torch.is_tensor(back) else "")
+    refuse(
+        (
+            not isinstance(back, torch.Tensor) or back.shape != shape,
+            f"Rank {group.rank} returned a {what}: return a tensor of shape {[*shape]}.",
+        )
+    )
     group.mark("another call")
     call(mine, targets, other, lambda x, seed: x)
     group.mark("backward")

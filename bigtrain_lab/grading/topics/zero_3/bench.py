@@ -11,7 +11,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from ...trainings import Refused, drawn, refuse
+from ...trainings import drawn, refuse
 
 RATE = 0.5
 KEPT_IN = torch.float16, torch.bfloat16, torch.float32, torch.float64
@@ -72,13 +72,19 @@ class Layer:
 
     def refuse(self, flat, way: str) -> None:
         tensor = isinstance(flat, torch.Tensor)
-        if not tensor or not flat.numel() or flat.untyped_storage().nbytes() < flat.nbytes:
-            raise Refused(f"Layer {self.at} got no parameters for its {way}.")
-        if flat.shape != (self.numel,):
-            raise Refused(
-                f"Layer {self.at} got {[*flat.shape]} numbers for its {way}, "
-                f"but has {self.numel} parameters."
+        refuse(
+            (
+                not tensor or not flat.numel() or flat.untyped_storage().nbytes() < flat.nbytes,
+                f"Layer {self.at} got no parameters for its {way}.",
             )
+        )
+        refuse(
+            (
+                flat.shape != (self.numel,),
+                f"Layer {self.at} got {[*flat.shape]} numbers for its {way}, "
+                f"but has {self.numel} parameters.",
+            )
+        )
 
     def forward(self, flat, x):
         self.refuse(flat, "forward")
