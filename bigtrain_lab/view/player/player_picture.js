@@ -165,7 +165,7 @@ const exactSize = (bytes) => bytes < 1000 ? `${bytes} bytes` : `${size(bytes)} (
 
 // ---- layout and scales -----------------------------------------------------------------------------------------------
 
-const LEFT = 96, RIGHT = 16, TOP = 6, AXIS = 22, THIN = 20, SIDE = 0.7, HIGHEST = 44;  // a lane beside the compute is lower; none is higher
+const LEFT = 96, RIGHT = 16, TOP = 6, AXIS = 22, THIN = 20, LEAST = 14, SIDE = 0.7, HIGHEST = 44;  // a lane beside the compute is lower; none is higher
 const pick = (count, choices, otherwise) => { for (const [most, value] of choices) if (count <= most) return value; return otherwise; };
 
 function layoutOf(scene, width, wanted) {
@@ -179,13 +179,13 @@ function layoutOf(scene, width, wanted) {
   const scale = wanted ? Math.max(0.3, (wanted - TOP - AXIS - caption - under) / natural) : scene.chunks ? 0.64 : 1;
   [row, gap, strip, space] = [Math.min(row * scale, HIGHEST), gap * scale, strip * scale, space * scale];
   if (wanted && ranks && row < 13 && rows <= 12) {  // a box holds its label: memory takes what is left
-    [row, gap] = [13, 2];
+    [row, gap] = wanted - TOP - AXIS - caption - all * 13 - rows * 2 > LEAST ? [13, 2] : [11, 1];
     strip = Math.max(6, (wanted - TOP - AXIS - caption - all * row - rows * gap) / ranks - space);
   }
   if (scene.chunks && row < 12 && row + gap >= 13) [row, gap] = [12, row + gap - 12];  // a round's box holds its label
   const memoryTop = TOP + all * row + rows * gap + caption;
   let strips = Array.from({ length: ranks }, (_, rank) => rank);  // the ranks whose memory is drawn
-  if (wanted && ranks > 1 && strip < THIN) { strip = Math.min(80, ranks * (strip + space) - space); strips = [highest(scene)]; }  // readable, or none is
+  if (wanted && ranks > 1 && strip < THIN) { strip = Math.min(80, Math.max(LEAST, wanted - TOP - AXIS - caption - all * row - rows * gap - space)); strips = [highest(scene)]; }  // readable, or none is
   const bottom = memoryTop + strips.length * (strip + space);
   const chunks = scene.chunks && chunksLayout(scene.chunks, bottom + AXIS + 6, width);
   return { width, height: Math.ceil(bottom + AXIS + under), chunks, row, gap, strip, space, memoryTop, bottom, strips, ranks, rows,
