@@ -31,7 +31,9 @@ AGAIN = "panel.unpin(); panel.set(**type(panel.experiment)().model_dump()); "
 SIZES, SEEN_MS, MIDWAY = ((1366, 768), (1920, 1080)), 1000, 0.35
 EXECUTE = """code => window.jupyterapp.shell.currentWidget.sessionContext.session.kernel
     .requestExecute({ code }).done"""
-LENSES = {"translate": "timeline", "staleness": "timeline"}  # of which the lessons' text tells
+LENSES = {"translate": "timeline", "staleness": "timeline"} | dict.fromkeys(
+    ("accumulate", "parameter-server", "precision"), "curves"
+)  # of which the lessons' text tells
 PICTURES = {  # name -> experiment and settings
     "docs/loop": ("pipeline", {"micro_batches": 4}),
     **{
