@@ -153,7 +153,12 @@ WRONG = {
     "half forgotten": (["0F0 0I0"], "0W0 is missing on rank 0"),
     "whole and half": (["0F0 0B0 0I0 0W0"], "0B0 and a half of it too"),
     "too early": (["0B0 0F0"], "Rank 0 runs 0B0 before 0F0"),
+    "a half too early": (["0F0 0W0 0I0"], "Rank 0 runs 0W0 before 0I0"),
     "updated early": (["0F0 0F1 0B0 0U1 0B1"], "Rank 0 runs 0U1 before 0B1"),
+    "updated before its W": (
+        ["0F0 0F1 0B0 0I1 0U1 0W1"],
+        "Rank 0 runs 0U1 before 0W1, whose gradient",
+    ),
     "updated by another name": (
         ["0F0 0F1 0B0 0B1 0U0"],
         "Rank 0 runs 0U0, and this schedule updates after every 2",

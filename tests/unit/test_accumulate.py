@@ -126,20 +126,6 @@ def test_equals_the_large_batch(k, clip, scaled):
 @pytest.mark.parametrize(
     "scaler", [DynamicLossScaler, lambda: torch.amp.GradScaler("cpu")], ids=["ours", "torch"]
 )
-def test_a_loss_scale_that_is_a_power_of_two_changes_no_bit(scaler):
-    def trained(**options):
-        return (
-            Training(GPT(GPTConfig(1, 8, 2, 12, 11), seed=1))
-            .accumulated(TEN, 4, clip=0.5, **options)
-            .model.parameters()
-        )
-
-    assert all(map(torch.equal, trained(scaler=scaler()), trained()))
-
-
-@pytest.mark.parametrize(
-    "scaler", [DynamicLossScaler, lambda: torch.amp.GradScaler("cpu")], ids=["ours", "torch"]
-)
 def test_one_infinite_micro_batch_skips_its_whole_window(scaler):
     layer, scaler = nn.Linear(1, 1, bias=False), scaler()
     inputs = [torch.ones(1, 1), torch.full((1, 1), math.inf), torch.ones(1, 1), torch.ones(1, 1)]
@@ -160,6 +146,7 @@ def test_one_infinite_micro_batch_skips_its_whole_window(scaler):
         lambda x: layer(x).sum(),
         len,
         torch.optim.SGD(layer.parameters(), 0.5),
+        clip=2.0,  # above the norm, and below that of scaled gradients
         scaler=scaler,
     )
     assert layer.weight.item() == before - 0.5

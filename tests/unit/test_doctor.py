@@ -162,9 +162,7 @@ def test_widgets(monkeypatch, wrong, words):
 
 
 def test_torch_without_cuda_where_there_is_a_gpu(monkeypatch):
-    import torch
-
-    monkeypatch.setattr(torch.version, "cuda", None)
+    monkeypatch.setattr("torch.version.cuda", None)
     monkeypatch.setattr(doctor, "nvidia_driver", lambda: True)
     level, says, mend = doctor.torch(4)
     assert level == "warn" and "yet this machine has an NVIDIA GPU" in says and "TORCH=cuda" in mend

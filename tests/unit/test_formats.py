@@ -135,7 +135,7 @@ def test_the_largest_scale_is_the_last_at_which_nothing_overflows():
     ).half().isfinite().all()
 
 
-def test_an_event_holds_all_of_it_and_survives_a_file(tmp_path):
+def test_an_event_holds_all_of_it():
     counted = exponents(torch.tensor([0.0, 3.0, 0.1, math.inf]))
     event = counted.histogram(2, "compute", "layer 1", 5)
     assert (
@@ -143,8 +143,6 @@ def test_an_event_holds_all_of_it_and_survives_a_file(tmp_path):
         and len(event.edges) == len(event.counts) + 1
         and sum(event.counts) == 4
     )
-    trace = Trace.of([event], "measured", ranks=3)
-    assert Trace.load(trace.save(tmp_path / "trace.json")).events == (event,)
 
 
 @pytest.mark.parametrize(

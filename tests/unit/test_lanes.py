@@ -8,7 +8,7 @@ from fractions import Fraction
 import pytest
 import torch
 
-from bigtrain_lab import Action, Cost, Impossible, Mesh, Plan, Schedule, launch
+from bigtrain_lab import Action, Cost, Group, Impossible, Mesh, Plan, Schedule, launch
 from bigtrain_lab.core.cost import Inside
 from bigtrain_lab.order.plan import Wait, lower
 from bigtrain_lab.runtime.failure.diagnose import deadlock
@@ -125,8 +125,6 @@ def test_a_run_that_calls_other_collectives_than_its_plan_is_refused(wrong, told
 )
 def test_a_technique_makes_a_lane_of_whatever_group_it_gets(mode, tmp_path):
     def program(rank):
-        from bigtrain_lab.runtime import Group
-
         group = Group.of(None) if "record" in mode else rank.group()
         lane = group.lane()
         assert group.lane() is lane and lane.group is not group and lane.group.size == 2

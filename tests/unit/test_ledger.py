@@ -518,7 +518,8 @@ def test_a_coarse_ledger_and_another_inside_one_another_see_alike(coarse_inside)
         y = (x @ w).exp()
     assert coarse.now("activations") == ledger.now("activations") == F32 * 8 * 32
     y.sum().backward()
-    assert coarse.now("activations") == ledger.now("activations") == 0
+    assert coarse.now("activations") == ledger.now("activations") == coarse.now("temporaries") == 0
+    assert coarse.bytes == F32 * 16 * 32, "inputs are in no sum, and so is what is let go"
 
 
 # -- the balance -----------------------------------------------------------------------------------

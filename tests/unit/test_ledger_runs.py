@@ -44,7 +44,6 @@ def program(rank):
         with rank.span(Action("U", 0, step)):
             optimizer.step()
             optimizer.zero_grad()
-    return {"weights": model.layers["0"].token.weight}
 
 
 def started(directory, **options) -> Run:
@@ -151,7 +150,3 @@ def test_the_log_stays_small_and_keeps_the_last_peak_only(runs):
     assert [
         (e.name, e.bytes, e.shape) for e in Run.open(path.parent).trace() if isinstance(e, Alive)
     ] == [("w", 7, (7,))]
-
-
-def test_results_do_not_depend_on_who_counts(runs):
-    assert (runs["ledger"].result["weights"] == runs["meter"].result["weights"]).all()

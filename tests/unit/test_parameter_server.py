@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn.functional import mse_loss
 
-from bigtrain_lab import Cost, Impossible, launch, simulate
+from bigtrain_lab import Cost, Group, Impossible, launch, simulate
 from bigtrain_lab.core import Link
 from bigtrain_lab.order.plan import Message
 from bigtrain_lab.order.rates import applied
@@ -109,8 +109,6 @@ def one_process(rounds: int) -> dict:
 def trains(rank):
     """The weights of this rank, whose module began with weights of its own unless it is rank 0; the
     staleness of its updates; how it is refused."""
-    from bigtrain_lab.runtime import Group
-
     own, group, refused = model(seed=rank.index), Group.of(None), []
 
     def loss(number):

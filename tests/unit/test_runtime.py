@@ -265,17 +265,6 @@ def finished(runs, tmp_path):
     return lambda ranks=1: Path(shutil.copytree(runs / str(ranks), tmp_path / "run"))
 
 
-def test_a_cut_off_log_is_read_as_far_as_it_goes(finished):
-    directory = finished()
-    log = directory / "events-0.jsonl"
-    whole = log.read_bytes()
-    counts = []
-    for size in range(len(whole) + 1):
-        log.write_bytes(whole[:size])
-        counts.append(len(Run.open(directory).trace()))
-    assert counts == sorted(counts) and set(counts) == {0, 1, 2, 3}
-
-
 def cut(path: Path, mark: str) -> None:
     text = path.read_text()
     path.write_text(text[: text.rindex(mark) + 3])

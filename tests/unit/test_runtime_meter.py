@@ -1,5 +1,5 @@
-"""A coarse ledger: bytes by kind at boundaries, of what is declared and what autograd saves, released
-when its graph is."""
+"""A coarse ledger: bytes by kind at boundaries, of what is declared. That it tells what autograd saves,
+and lets it go, as another does: test_ledger.py and test_ledger_runs.py."""
 
 import pytest
 import torch
@@ -22,31 +22,6 @@ def test_kinds_count_storages_once_and_only_changes_are_told():
     assert ledger.changes() == []
     holding(ledger, weights=[w], gradients=[torch.zeros(100)])
     assert ledger.changes() == [("gradients", 400), ("optimizer", 0)]
-
-
-def test_activations_are_what_autograd_packed_less_weights_and_inputs():
-    x, w = torch.zeros(8, 16), torch.zeros(16, 32, requires_grad=True)
-    with holding(weights=[w], inputs=[x]) as ledger:
-        y = (x @ w).relu()  # relu saves its output
-    assert ledger.now("activations") == 8 * 32 * 4
-    total = y.sum()
-    kept = y.detach()
-    del y
-    assert ledger.now("activations") == 8 * 32 * 4  # the graph holds it
-    total.backward()
-    assert ledger.now("activations") == ledger.now("temporaries") == 0
-    assert ledger.bytes == 16 * 32 * 4 and kept.shape == (8, 32)
-
-
-def test_an_address_that_is_used_again_counts_anew():
-    ledger = Ledger(coarse=True)
-    for size in (1000, 10, 500):
-        x = torch.zeros(size, requires_grad=True)
-        with holding(ledger, inputs=[x]):
-            y = x.exp()
-        assert ledger.now("activations") == 4 * size
-        del y
-        assert ledger.now("activations") == 0
 
 
 def test_inplace_on_a_saved_tensor_is_still_refused():

@@ -206,24 +206,6 @@ def test_where_a_pipeline_never_drains_weights_are_late_and_so_many_copies_are_h
     assert trace.makespan == (steps * m + p - 1) * 3  # one fill and one drain
 
 
-def test_a_backward_needs_the_next_stage_s_whole_or_halved_as_the_order_has_it():
-    needs = Schedule.of("0F0 0F1 0B0 0I1 0W1", "1F0 1F1 1I0 1W0 1B1").needs
-    assert [
-        needs(Action(*kind, m))
-        for kind, m in ((("B", 0), 0), (("I", 0), 1), (("I", 1), 0), (("W", 1), 0))
-    ] == [
-        [Action("F", 0, 0), Action("I", 1, 0)],
-        [Action("F", 0, 1), Action("B", 1, 1)],
-        [Action("F", 1, 0)],
-        [Action("I", 1, 0)],
-    ]
-    assert needs(Action("U", 0, 1)) == [Action("B", 0, 0), Action("W", 0, 1)]
-    assert Schedule.named("zb-h1")(2, 1).needs(Action("I", 0, 0)) == [
-        Action("F", 0, 0),
-        Action("I", 1, 0),
-    ]
-
-
 # -- in a V, and breadth first ---------------------------------------------------------------------
 
 SLOTS = {"F": 1, "I": 1, "W": 1, "B": 2}
@@ -310,10 +292,6 @@ def test_the_window_measure_forgives_what_lies_outside_a_rank_s_own_window():
     assert trace.bubble() == 0.5 and trace.bubble("window") == 0
 
 
-def halves(rank, micro_batch):
-    return [(Action("I", rank, micro_batch),), (Action("W", rank, micro_batch),)]
-
-
 WRONG = {
     "empty": (lambda r: [], "Nothing runs: 0F0 is missing on rank 0"),
     "forgets": (
@@ -337,14 +315,6 @@ WRONG = {
     "updates early": (
         lambda r: [F(r, 0), F(r, 1), B(r, 0), U(r, 1), B(r, 1)],
         "Rank 0 runs 0U1 before 0B1, whose gradient it applies",
-    ),
-    "updates before its W": (
-        lambda r: [F(r, 0), F(r, 1), *halves(r, 0), *halves(r, 1)[:1], U(r, 1), *halves(r, 1)[1:]],
-        "Rank 0 runs 0U1 before 0W1, whose gradient",
-    ),
-    "whole and half": (
-        lambda r: [F(r, 0), F(r, 1), B(r, 0), B(r, 1), *halves(r, 1)],
-        "0B1 and a half of it too",
     ),
     "unknown kind": (
         lambda r: [F(r, 0), F(r, 1), (Action("X", r, 0),), B(r, 0), B(r, 1)],

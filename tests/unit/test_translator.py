@@ -55,7 +55,6 @@ def test_its_storages_are_those_that_torch_holds(source, target):
 def test_the_numbers_of_the_lesson():
     config = TranslatorConfig()
     P = translator_parameters(config)
-    assert P == 93_255_680
     assert (
         P
         == 6 * (4 + 8) * 512**2
