@@ -34,6 +34,7 @@ class Accumulate(OfGPT, OneDevice):
     answers: ClassVar[tuple[str, ...]] = (
         "gradient off by, token-weighted",
         "gradient off by, mean of means, expected",
+        "gradient off by, mean of means",
         "peak memory",
     )
 
@@ -215,7 +216,11 @@ class Accumulate(OfGPT, OneDevice):
                 ),
                 exact=False,
             ),
-            Quantity("gradient off by, mean of means, expected", "%", lambda t: noise),
+            Quantity(
+                "gradient off by, mean of means, expected",
+                "%",
+                lambda t: noise if t.clock == "predicted" else None,
+            ),
             Quantity(
                 "gradient off by, mean of means",
                 "%",

@@ -46,6 +46,7 @@ class AllReduce(OnNodes):
     answers: ClassVar[tuple[str, ...]] = (
         "time",
         "bytes through the busiest port, in and out",
+        "through rank 0, if all send to it",
         "rounds",
     )
 
@@ -239,6 +240,15 @@ class AllReduce(OnNodes):
                 lambda t: max(map(t.bytes_sent, range(t.ranks))),
             ),
             Quantity("bytes through the busiest port, in and out", "B", lambda t: max(ports(t))),
+            Quantity(
+                "through rank 0, if all send to it",
+                "B",
+                lambda t: (
+                    2 * (t.ranks - 1) * self.elements * self.item
+                    if t.clock == "predicted"
+                    else None
+                ),
+            ),
         )
 
     relief: ClassVar[str] = "A smaller gradient (megabytes) would need less on each device."

@@ -296,7 +296,7 @@ class Checkpoint(OfGPT, OneDevice):
         time, peak, loss = super().quantities
         return (
             time,
-            Quantity("work beside keep-all", "x", self.work, exact=False),
+            Quantity("work beside keep-all", "x", self.work),
             Quantity(
                 "forwards run again, a step",
                 "",

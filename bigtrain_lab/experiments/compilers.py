@@ -175,8 +175,8 @@ class Compile(OnOneRank):
         eager = self.kernels("eager")
         drawn = {
             way: {
-                "kernels": [each._asdict() for each in own],
-                "before": [len(eager[way]), sum(each.bytes for each in eager[way])],
+                "eager": [each._asdict() for each in eager[way]],
+                "fused": [each._asdict() for each in own],
             }
             for way, own in self.kernels().items()
         }

@@ -372,6 +372,10 @@ class Experiment(BaseModel, Family, family="bigtrain_lab.experiments"):
         settings by name, or a pinned one of this lab."""
         return trace
 
+    def launches(self, trace: Trace) -> Iterable[str]:
+        """That the launches of kernels decide how long a step takes, where they do."""
+        return ()
+
     def beside(self, trace: Trace) -> tuple[Trace | None, str]:
         """A training that a run's curves are drawn beside, at the run's times, and what it is."""
         return None, ""

@@ -6,9 +6,11 @@ the same switch among its settings.
 """
 
 from collections.abc import Iterable
+from functools import cached_property
 from typing import ClassVar
 
 from ..core import Trace, knob
+from .experiment import Quantity
 from .staleness import Staleness
 
 SYMPTOMS = {
@@ -59,6 +61,11 @@ class Faults(Staleness):
     name: ClassVar[str] = "faults"
     question: ClassVar[str] = "Something broke on one of my ranks. Which one, and how do I see it?"
     figures: ClassVar[tuple[str, ...]] = Staleness.figures[:-1]
+    answers: ClassVar[tuple[str, ...]] = (
+        "step time",
+        "step time without the fault",
+        "loss, mean of last batch",
+    )
     curves: ClassVar[dict[str, str]] = {}
 
     guess: str = knob("?", "what you expect of the run", choices=tuple(GUESSES))
@@ -88,7 +95,7 @@ class Faults(Staleness):
         return f"one rank{where}: {self.misfortune}"
 
     def why(self, trace: Trace) -> Iterable[str]:
-        if trace.clock == "predicted":
+        if trace.clock == "predicted":  # and no more: the picture is to be read
             yield (
                 "Before you run it: does the run end, whom does it name, and what do the other"
                 " ranks do? Choose a guess."
@@ -105,4 +112,19 @@ class Faults(Staleness):
                 right = next(guess for guess, faults in GUESSES.items() if self.fault in faults)
                 said = "Right." if self.guess == right else f"No: {right}."
                 yield f"You guessed: {self.guess}. {said}"
-        yield from super().why(trace)
+            yield from super().why(trace)
+
+    @property
+    def quantities(self) -> tuple[Quantity, ...]:
+        return (
+            *super().quantities,
+            Quantity(
+                "step time without the fault",
+                self.profile.unit,
+                lambda t: self.sound.step_time if t.clock == "predicted" else None,
+            ),
+        )
+
+    @cached_property
+    def sound(self) -> Trace:
+        return self.replace(fault="none").simulated(memory=False)

@@ -32,7 +32,11 @@ LAYOUTS = {  # -> the dimensions split along the first axis of the ranks, and al
     "split-d-f": "df",
     "duplicate": "",
 }
-ALSO = {"split-n": " (data parallel)", "split-f": " (columns of W)", "split-d": " (rows of W)"}
+ALSO = {
+    "split-n": " (data parallel)",
+    "split-f": " (tensor parallel, columns)",
+    "split-d": " (tensor parallel, rows)",
+}
 
 
 class Layouts(OnNodes):
@@ -303,6 +307,7 @@ class Layouts(OnNodes):
         )
 
     def why(self, trace: Trace) -> Iterable[str]:
+        yield "One idea: one product, cut along other letters. Sums over a cut letter are sent."
         over = {axis: dim for dim, axis in self.split.items()}
         yield from (
             f"{each.result} sums over {over[each.axis]}, of which each rank has 1 of "

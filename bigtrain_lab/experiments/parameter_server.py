@@ -35,7 +35,7 @@ MOST = 20_000  # batches of a run, of all workers
 class ParameterServing(OnHardware):
     name: ClassVar[str] = "parameter-server"
     question: ClassVar[str] = "Why wait for the slowest?"
-    figures: ClassVar[tuple[str, ...]] = ("timeline", "rivals", "staleness")
+    figures: ClassVar[tuple[str, ...]] = ("rivals", "timeline", "staleness")
     rivals_by: ClassVar[str] = "mode"
     rivals_tell: ClassVar[tuple[str, ...]] = ("gradients applied a slot", "staleness, mean")
     curves: ClassVar[dict[str, str]] = {"loss": "loss of each worker's batch"}
@@ -336,6 +336,8 @@ class ParameterServing(OnHardware):
         else:
             yield from self.ages(found)
         idle = sum(trace.shares(rank).idle for rank in range(self.workers, self.ranks))
+        if self.mode != "synchronous":
+            yield "Servers answer by the modelled clock, so all wait for a worker that dies."
         yield f"Servers idle for {idle / self.ranks:.1%} of all ranks' time: each is a rank too."
 
     def ages(self, found: list) -> Iterable[str]:
@@ -362,8 +364,8 @@ class ParameterServing(OnHardware):
         if typical := round(mean(each.staleness for each in found)):
             largest = techniques.delayed_descent.largest_stable_rate(typical)
             yield (
-                f"A delay of {typical} for all would leave a quadratic {largest / 2:.0%} of its"
-                " largest rate."
+                f"Where the loss is a parabola, a delay of {typical} is stable up to"
+                f" {largest / 2:.0%} of the largest learning rate."
             )
         if self.servers > 1:
             yield (

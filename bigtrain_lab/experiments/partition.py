@@ -112,6 +112,14 @@ class Partition(PipelineExperiment):
             else stages
         )
 
+    def rivals(self) -> dict[str, dict[str, Any]]:
+        """With how many pieces each stage has."""
+        told = {name: " ".join(map(str, cut["sizes"])) for name, cut in self.cuts.items()}
+        return {
+            f"{name}: {told.get(name, self.cut)}": changes
+            for name, changes in super().rivals().items()
+        }
+
     @cached_property
     def cuts(self) -> dict[str, dict[str, Any]]:
         """What each rule's cut would cost, by simulation: its sizes, step time and idle share."""

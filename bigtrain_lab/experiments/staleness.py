@@ -103,8 +103,8 @@ class Staleness(Pipelined):
         if late := self.delay(0):
             stable = techniques.delayed_descent.largest_stable_rate(late) / 2
             yield (
-                f"Stage 0 uses weights that are {counted(late, 'update')} old: a quadratic would"
-                f" bear {stable:.0%} of its largest learning rate."
+                f"Stage 0 uses weights that are {counted(late, 'update')} old. Where the loss is a"
+                f" parabola, that is stable up to {stable:.0%} of the largest learning rate."
             )
         yield from super().why(trace)
 

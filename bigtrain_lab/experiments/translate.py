@@ -44,7 +44,7 @@ class Translate(Replicated):
     question: ClassVar[str] = "Does it hold on a real task?"
     figures: ClassVar[tuple[str, ...]] = ("rivals", "curves", "timeline", "memory")
     rivals_by: ClassVar[str] = "replicas"
-    rivals_tell: ClassVar[tuple[str, ...]] = ("speed-up over one rank",)
+    rivals_tell: ClassVar[tuple[str, ...]] = ("the run", "speed-up over one rank")
     curves: ClassVar[dict[str, str]] = {
         "train loss": "loss, held out; thin: training",
         "held-out loss": "loss, held out; thin: training",
@@ -53,7 +53,7 @@ class Translate(Replicated):
     answers: ClassVar[tuple[str, ...]] = (
         "the run",
         "speed-up over one rank",
-        "bytes sent a rank and step",
+        "train loss",
     )
 
     replicas: int = knob(3, "ranks that share each batch and the evaluation", low=1, high=4)

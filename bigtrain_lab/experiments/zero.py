@@ -30,6 +30,7 @@ class Zero(Layered):
     question: ClassVar[str] = "Every rank keeps the same Adam state. Why?"
     figures: ClassVar[tuple[str, ...]] = ("rivals", "timeline", "microscope", "memory")
     rivals_by: ClassVar[str] = "stage"
+    rivals_tell: ClassVar[tuple[str, ...]] = ("optimizer state, most on a rank",)
     answers: ClassVar[tuple[str, ...]] = (
         "peak memory, fullest rank",
         "optimizer state, most on a rank",
@@ -223,6 +224,11 @@ class Zero(Layered):
     def why(self, trace: Trace) -> Iterable[str]:
         if self.replicas == 1:
             return
+        if self.stage:
+            yield (
+                f"It need not: a rank keeps the state of 1/{self.replicas} of the weights, updates"
+                " those, and all share the result."
+            )
         each, copied = (self.paper_bytes(stage) for stage in (self.stage, 0))
         yield (
             f"The paper counts {each / self.weights:.3g} bytes a weight on each rank at "

@@ -7,12 +7,14 @@ from functools import partial
 
 from ..core import Trace
 from ..core.overtaken import WANTED, Overtaken, go_on
+from ..order import not_finite
 from ..view import report, table
 from .compared import Pinned
 from .nearest import raised
 from .rows import Rows
 from .settings import Newest
 
+LAUNCHED = " Launches of kernels decide these times."
 MINE = "mine"  # a row that no rival has a name for
 
 
@@ -30,7 +32,7 @@ class Rivals(Rows):
         )
         self._newest, self._wanted, self._shown, self._moving = Newest(), None, None, moving
         self._settings, self._found, self._trace, self._pinned = [], {}, None, None
-        self._seen = False
+        self._seen, self._launched = False, ""
 
     def _on_seen(self) -> None:
         self._seen = True
@@ -84,6 +86,8 @@ class Rivals(Rows):
                 if found.own:
                     self._write(experiment)
                     time.sleep(0.15)  # who drags a slider moves on
+                    launched = found.trace and any(experiment.launches(found.trace))
+                    self._launched = LAUNCHED * bool(launched)
         except Overtaken:
             if experiment is self._shown:  # and may come back
                 self._shown, self.waiting = None, False
@@ -95,8 +99,11 @@ class Rivals(Rows):
 
     def _write(self, made) -> None:
         trace, pinned = self._trace, self._pinned
+        broken = bool(not_finite(trace))
         rows = [  # what its dry run tells comes later
-            row._replace(trace=self._known or row.trace) if row.own and row.trace else row
+            row._replace(trace=self._known or row.trace, broken=broken)
+            if row.own and row.trace
+            else row
             for row in self._found.values()
         ]
         if pinned and pinned.trace.unit == trace.unit:
@@ -107,6 +114,7 @@ class Rivals(Rows):
                     settings=pinned.experiment.model_dump(),
                     pinned=True,
                     told=told_of(pinned.experiment, pinned.trace),
+                    broken=bool(not_finite(pinned.trace)),
                 )
             )
         title = {
@@ -114,13 +122,14 @@ class Rivals(Rows):
             "measured": "All predicted; the measured run is on the timeline.",
         }
         if trace.clock == "modelled":
-            rows.append(table.Rival("this run, modelled", True, trace, told=told_of(made, trace)))
+            told = told_of(made, trace)
+            rows.append(table.Rival("this run, modelled", True, trace, told=told, broken=broken))
         self._settings = [row.settings for row in rows]
         self.html = table.rivals(
             rows,
             made.capacity_bytes,
             made.rivals_by.replace("_", " "),
-            title.get(trace.clock, "All predicted."),
+            title.get(trace.clock, "All predicted.") + self._launched,
         )
 
 

@@ -32,6 +32,8 @@ def curves(
     pinned = pinned if pinned and comparable(trace, pinned) else None
     own = reported(trace, titles)
     names = {*own, *reported(pinned, titles)}
+    if trace.clock == "predicted":
+        names |= {*titles} & {ACCURACY}  # what a run is to reach
     charts = grouped((title, name) for name, title in titles.items() if name in names)
     wide = max(LEAST, width // max(1, len(charts)) - 24)
     drawn = "".join(chart(title, of, trace, pinned, wide) for title, of in charts.items())
@@ -119,10 +121,13 @@ def chart(title: str, names: list[str], trace: Trace, pinned: Trace | None, wide
         own = f' style="--own:{colours[who]}"' if who in colours else ""
         *_, (x, y) = [each for each in told if isfinite(each[1])] or told
         text = at_end(y) if isfinite(told[-1][1]) else "no number from here on"
-        end = place(x) + 8, height(y) + 4
-        free = all(abs(end[0] - x) > LABEL or abs(end[1] - y) > LETTER for x, y in ends)
-        ends.extend([end] * free)
-        label = '<text x="{:.1f}" y="{:.1f}" class="{}">{}</text>'.format(*end, look, text) * free
+        spots = [(place(x) + 8, height(y) + 4 + up) for up in (0, -LETTER, LETTER)]
+        free = [spot for spot in spots if all(apart(spot, other) for other in ends)]
+        end = (free or spots)[0]
+        ends.append(end)
+        label = '<text x="{:.1f}" y="{:.1f}" class="{}">{}</text>'.format(*end, look, text) * bool(
+            free
+        )
         return f'<g class="{look}"{own}>{joined}{dots * (len(told) <= FEW)}{label}</g>'
 
     joined = [line(*each) for each in reversed(drawn)]  # the bold line's label comes first
@@ -155,6 +160,11 @@ def chart(title: str, names: list[str], trace: Trace, pinned: Trace | None, wide
         f'<path d="M{LEFT} {TOP}V{ground}H{side}{aims}{torn}"/>'
         f"{''.join(reversed(joined))}{texts}</svg>"
     )
+
+
+def apart(one: tuple[float, float], other: tuple[float, float]) -> bool:
+    """Whether labels at these places can be read."""
+    return abs(one[0] - other[0]) > LABEL or abs(one[1] - other[1]) >= LETTER
 
 
 def ticks(low: float, high: float) -> list[float]:

@@ -62,8 +62,8 @@ def answers(
         slots[:1] = [f'<div class="btl-failed">{said}<span>{escape(failed)}</span></div>']
     shares = [told[name] for name in report.SHARES if name in told]
     shown = clock if all(getattr(row, clock) for row in shares) else "predicted"
-    if shares and all(getattr(row, shown) for row in shares):
-        amounts = [getattr(row, shown).value for row in shares]
+    amounts = [getattr(row, shown).value for row in shares if getattr(row, shown)]
+    if len(amounts) == len(report.SHARES) and amounts[0]:  # some labs compute nothing
         slots.insert(1, bar(amounts, pale=shown != clock))
     return f'<div class="btl-answers {"btl-stale" * bool(stale)}">{"".join(slots)}</div>'
 
@@ -122,7 +122,7 @@ def bar(shares: list[float], pale: bool) -> str:
 class Rival(NamedTuple):
     """A row of `rivals`; `own`: it is what the settings say; `stale`: its trace is of earlier ones.
     Without a trace, why there is none. `settings`: those that a click takes; `told`: more of it
-    that has a column."""
+    that has a column; `broken`: such a run ended in no number."""
 
     name: str
     own: bool = False
@@ -132,6 +132,7 @@ class Rival(NamedTuple):
     settings: dict = {}
     pinned: bool = False
     told: report.Column = {}
+    broken: bool = False
 
 
 def rivals(given: list[Rival], limit: int | None, by: str = "", title: str = "") -> str:
@@ -148,7 +149,7 @@ def rivals(given: list[Rival], limit: int | None, by: str = "", title: str = "")
         f"over {size(limit)}: " if limit and held and held.bytes > limit else "" for held in fullest
     ]
     counts = [
-        spent and rival.settings and not (over or rival.pinned)
+        spent and rival.settings and not (over or rival.pinned or rival.broken)
         for rival, spent, over in zip(given, takes, large)
     ]
     fits = [spent for spent, counted in zip(takes, counts) if counted]
@@ -240,6 +241,7 @@ def rival_row(
 ) -> str:
     name = escape(rival.name)
     look = "btl-own" * rival.own + "btl-stale" * rival.stale + "btl-kept" * rival.pinned
+    look += " btl-over-limit" * bool(over or rival.broken)
     if (trace := rival.trace) is None:
         return f'<tr class="{look}"><td>{name}</td><td colspan="12">{escape(rival.why)}</td></tr>'
     least, longest, most = scale
@@ -254,7 +256,8 @@ def rival_row(
         for kind, colour in palette.MEMORY.items()
         if held and kind in held.held
     ]
-    name += " \u00b7 fastest" * (spent == least < longest)
+    name += "<em> \u00b7 fastest</em>" * (spent == least < longest)
+    name += "<em>, not a number</em>" * rival.broken
     name = parts(trace) + name
     memory = f'<td>{over}{size(total)}</td><td class="btl-shares"><p>{"".join(kinds)}</p></td>'
     more = f"<td>{size(round(sent))}</td>" + "".join(f"<td>{s:.1%}</td>" for s in shares)
@@ -264,7 +267,7 @@ def rival_row(
         ' title="pin what is shown, and run this beside it">run</td>'
     )
     return (
-        f'<tr class="{look} {"btl-over-limit" * bool(over)}" data-row="{at}" tabindex="0"'
+        f'<tr class="{look}" data-row="{at}" tabindex="0"'
         f' data-time="{spent}" data-held="{total}" data-sent="{sent}"><td>{name}</td>'
         f'<td>{duration(spent, trace.unit)}</td><td class="btl-shares"><p>{"".join(time)}'
         f"</p></td>{memory if most else ''}{more if several else ''}{told}{run}</tr>"

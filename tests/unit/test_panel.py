@@ -280,7 +280,7 @@ def test_curves_are_drawn_of_a_run_beside_what_is_pinned(monkeypatch, tmp_path):
     shown.unpin()
     assert shown.picture.lenses.value == "timeline"
     served = ran(show("parameter-server", steps=2))
-    assert served.picture.lenses.value == "timeline"  # its curves are none of its figures
+    assert served.picture.lenses.value == "rivals"  # its curves are none of its figures
     served.picture.lenses.value = "curves"
     assert "press run in a row" in served.picture.curves.value
     ahead = show("large-batch")  # of which a rate is known before a run
@@ -288,7 +288,7 @@ def test_curves_are_drawn_of_a_run_beside_what_is_pinned(monkeypatch, tmp_path):
     assert ">learning rate<" in (drawn := ahead.picture.curves.value) and "press Run" in drawn
     ahead.pin()
     ahead.set(batch=32)  # 2.7 s beside 40 ms, on one axis
-    assert (drawn := ahead.picture.curves.value).count(">s<") == 1 and ">ms<" not in drawn
+    assert (drawn := ahead.picture.curves.value).count(">s<") == 2 and ">ms<" not in drawn
     ends = [float(line.split()[-1].split(",")[0]) for line in re.findall('points="(.*?)"', drawn)]
     assert len(ends) == 2 and ends[0] < ends[1] / 5
     ahead.unpin()

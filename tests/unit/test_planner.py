@@ -214,7 +214,7 @@ def test_the_lab_measures_a_plan_by_the_best_that_fits():
     assert most > 7e6 > max(each.bytes for each in lab.search.fitting)
     rows = [table.Rival(each, trace=of, settings={"zero": 0}) for each, of in traces.items()]
     drawn = table.rivals(rows, 7 * 10**6)
-    assert f"{name} · fastest<" in drawn and "over 7 MB: " in drawn
+    assert f"{name}<em> · fastest<" in drawn and "over 7 MB: " in drawn
     kept = rows[-1]._replace(pinned=True)  # of whatever settings it is
     for others in (rows, rows[:-1]):
         assert table.rivals([*others, kept], None).count("fastest") == 1

@@ -91,7 +91,7 @@ def draw_counts(figure: go.Figure, tokens: list[int], counts: dict[str, list[flo
         y=[1, 1],
         mode="lines",
         line={"color": RIGHT, "width": 2.5, "dash": "dash"},
-        name="large batch",
+        name="token-weighted: 1",
         hoverinfo="text",
         hovertext="in the large batch each token counts once",
         row=1,
@@ -157,12 +157,15 @@ def draw_errors(figure: go.Figure, errors: list[float], noise: list[float]) -> N
         y=errors,
         mode="markers",
         marker={"size": 8, "color": NAIVE, "line": {"width": 1, "color": "white"}},
-        name="this run",
+        name="mean of means, in this run",
         hoverinfo="text",
         hovertext=[f"update {n}: off by {error:.1%}" for n, error in enumerate(errors)],
         row=1,
         col=3,
     )
+    figure.add_hline(
+        y=0, line={"color": RIGHT, "width": 2.5, "dash": "dash"}, row=1, col=3
+    )  # token-weighted
     figure.update_xaxes(
         range=[-0.7, len(errors) - 0.3],
         title="update",

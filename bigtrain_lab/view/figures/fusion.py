@@ -13,24 +13,26 @@ WIDE, GAP = 1.0, 0.55  # of a column, and between boxes
 
 
 def fusion(trace: Trace) -> go.Figure:
-    """A row a pass; time goes to the right. Lines between boxes are values in memory."""
+    """A row a pass, eager and fused; time goes to the right. Lines between boxes are values in
+    memory."""
     graph = words.facts_of(trace, "graph", "knows no captured graph", "compile")["graph"]
-    titles = [
-        f"{way}: {counted(len(own['kernels']), 'kernel')}, "
-        f"{size(sum(each['bytes'] for each in own['kernels']))} moved (one operator a kernel: "
-        f"{own['before'][0]}, {size(own['before'][1])})"
-        for way, own in graph.items()
-    ]
-    figure = make_subplots(rows=len(graph), subplot_titles=titles, vertical_spacing=0.12)
-    for row, (way, own) in enumerate(graph.items(), 1):
-        draw_pass(figure, own["kernels"], palette.phase("F" if way == "forward" else "B"), row)
+    rows = {
+        f"{way}, {by}: {counted(len(own), 'kernel')}, {size(sum(each['bytes'] for each in own))}"
+        " moved": (own, palette.phase("F" if way == "forward" else "B"))
+        for way, drawn in graph.items()
+        for by, own in drawn.items()
+        if by == "eager" or own != drawn["eager"]
+    }
+    figure = make_subplots(rows=len(rows), subplot_titles=[*rows], vertical_spacing=0.1)
+    for row, (own, colour) in enumerate(rows.values(), 1):
+        draw_pass(figure, own, colour, row)
     figure.update_xaxes(visible=False)
     figure.update_yaxes(visible=False, range=[-TALL / 2 - 1.1, TALL / 2 + 0.7])
     figure.update_annotations(selector={"yanchor": "bottom"}, font_size=12)
     return framed(
         figure,
         "boxes are kernels; lines between them are values in memory",
-        70 + 190 * len(graph),
+        60 + 110 * len(rows),
         showlegend=False,
         margin={"l": 8, "r": 8, "t": 64, "b": 8},
     )

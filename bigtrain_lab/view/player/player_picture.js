@@ -57,6 +57,8 @@ function readScene(bytes, look, unfolded) {
   const highestOf = (rank) => whole.peaks[rank]?.[2].reduce((total, [, bytes]) => total + bytes, 0);
   scene.holders = groups.map((group, k) => group.some((rank) => highestOf(rank) !== highestOf(group[0])) ? `rank ${raw.kept[k]}, most` : scene.names[k]);
   scene.nameOf = (rank) => scene.names[raw.kept.indexOf(rank)] ?? ranksName([rank], raw);
+  scene.oneOf = (rank) => ranksName([rank], raw);
+  scene.pinnedOf = groups.map((group) => groups.findIndex((each) => each.includes(raw.parts[0][0] + group[0])));  // the same ranks of what is pinned, or -1
   scene.own = raw.parts[0][0]; scene.endOf = (rank) => raw.parts.find(([below]) => rank < below)[1];  // of the trace itself, without what is pinned
   scene.end = Math.max(scene.end, 1); scene.known = scene.plan.length ? scene.endOf(0) : scene.end;
   const ends = [...raw.step_ends], own = scene.spans.filter((s) => raw.rows[s.row][0] < scene.own);
@@ -435,6 +437,13 @@ function paintMemory(c, v, look) {
       levels.forEach((level, i) => { base[i] += level[k + 1]; });
       steps(levels.length - 1, -1, -1); c.closePath(); c.fillStyle = colour; c.fill();
     });
+    const its = scene.pinnedOf[rank], pinned = scene.levels[its] ?? [];
+    c.strokeStyle = theme.ink; c.lineWidth = 1; c.setLineDash([4, 3]); c.beginPath();  // what the pinned ones held
+    for (const i of tellingOf(v, pinned, (i) => scene.totals[its][i])) {
+      const h = y(rank, scene.totals[its][i]);
+      c.lineTo(xOf(v, pinned[i][0]), h); c.lineTo(xOf(v, Math.min(pinned[i + 1]?.[0] ?? Infinity, untilOf(v, scene.kept[its]), scene.endOf(scene.kept[its]))), h);
+    }
+    c.stroke(); c.setLineDash([]);
     c.strokeStyle = theme.rule; c.lineWidth = 1; c.beginPath();
     c.moveTo(xOf(v, 0), Math.round(y(rank, 0)) + 0.5); c.lineTo(xOf(v, scene.end), Math.round(y(rank, 0)) + 0.5); c.stroke();
     c.fillStyle = theme.soft;
@@ -461,7 +470,8 @@ function paintMemory(c, v, look) {
       c.setLineDash([5, 4]); c.beginPath(); c.moveTo(right - taken + 12, at - 4); c.lineTo(right - taken + 35, at - 4); c.stroke(); c.setLineDash([]);
     }
   }
-  const one = L.strips.length < L.ranks ? ` of ${scene.names[L.strips[0]]}, the fullest` : "", scale = `memory by kind${one}, 0 to ${size(scene.peak)}`;
+  const one = L.strips.length < L.ranks ? ` of ${scene.names[L.strips[0]]}, the fullest` : "", dashed = L.strips.some((rank) => scene.levels[scene.pinnedOf[rank]]?.length) ? ", dashed: pinned" : "";
+  const scale = `memory by kind${one}, 0 to ${size(scene.peak)}${dashed}`;
   c.fillStyle = theme.soft; c.textAlign = "left";
   const thick = L.strips.some((rank) => scene.unread[rank].some(([start, end]) => start < v.to && end > v.from)) ? "; grey line: without what rises inside actions" : "";
   const off = marksOf(v).map((mark) => mark.off !== 0), left = `${scale}; left: held now${L.strip < 30 ? "" : ", and at the peak"}`;
@@ -610,12 +620,12 @@ function tell(v, u) {
     if (open) lines.push(lane === "compute" ? `cut open: ${time(open)} of it are waits` : `exposed for ${time(open)}: the rank has nothing else to do`);
     if (s.waited) lines.push(`${lane === "compute" ? "its rank had nothing to do" : "this lane was free"} for ${time(s.waited)} before it` + (s.message ? `: it needs ${messageOf(scene, s)}` : ""));
     for (const part of s.name.split("+").slice(0, 3)) for (const t of scene.sent[`${rank} ${part}`] || [])
-      lines.push(`sends ${exactSize(t.size)} to rank ${t.dst}`);
+      lines.push(`sends ${exactSize(t.size)} to ${scene.oneOf(t.dst)}`);
     return lines;
   }
   if (u.transfer) {
     const t = u.transfer;
-    return [`result of ${t.label}: rank ${t.src} to rank ${t.dst}`, exactSize(t.size), `leaves at ${time(t.start)}, arrives at ${time(t.end)}`];
+    return [`result of ${t.label}: ${scene.oneOf(t.src)} to ${scene.oneOf(t.dst)}`, exactSize(t.size), `leaves at ${time(t.start)}, arrives at ${time(t.end)}`];
   }
   if (u.fold) return [scene.alike.some((n) => n > 1) ? "click: a row for each rank" : "click: one row for ranks that are alike"];
   if ("peak" in u) {
@@ -674,7 +684,7 @@ function nowText(v) {
   const { scene } = v, t = v.t === v.to ? v.t - 0.5 : v.t;  // at the end of the view the boxes that it shows
   const at = (row, i) => t > untilOf(v, row[0]) ? "done" : spanAt(scene.byRow[i], t)?.label || doing(scene, i, t).split(":")[0];
   const busy = scene.rows.slice(0, 8).map((row, i) => spoken(`${rowName(scene, row)} ${at(row, i)}`));
-  const way = flying(v), air = way.length ? `; on the way: ${way.slice(0, 3).map((t) => `${t.label} to rank ${t.dst}`).join(", ")}${way.length > 3 ? ", ..." : ""}` : "";
+  const way = flying(v), air = way.length ? `; on the way: ${way.slice(0, 3).map((t) => `${t.label} to ${scene.oneOf(t.dst)}`).join(", ")}${way.length > 3 ? ", ..." : ""}` : "";
   if (scene.plan.length && !scene.known) return "Nothing has run yet: the pale boxes are the plan.";
   if (v.t >= scene.known) return `${scene.unfinished || scene.plan.length ? "So far" : "End"}, after ${clockTime(scene, scene.endOf(0))}: ${plural(scene.all.spans.filter(([row]) => scene.all.rows[row][0] < scene.own).length, "box")
     .replace("boxs", "boxes")}${scene.own > 1 ? `, ${plural(scene.all.transfers.filter(([src]) => src < scene.own).length, "message")}, ${plural(scene.own, "rank")}` : ""}${failedText(scene, "; ")}.`;
