@@ -97,7 +97,7 @@ class Picture(widgets.VBox):
         self.player = Player(layout=widgets.Layout(width="auto"), height=HEIGHT)
         self._played = widgets.VBox([self._steps, self.player], layout=widgets.Layout(width="auto"))
         self.player.observe(  # a browser says how wide it is when the first picture is drawn
-            lambda _: None if self.lenses.value in (PLAYER, RIVALS) else chosen(), "room"
+            lambda _: chosen() if self._name or self.lenses.value == CURVES else None, "room"
         )
         self._figure = widgets.VBox([], layout=widgets.Layout(width="auto"))
         self.rivals = Rivals(take, moving, layout=widgets.Layout(width="auto"))

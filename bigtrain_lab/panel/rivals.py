@@ -14,7 +14,7 @@ from .nearest import raised
 from .rows import Rows
 from .settings import Newest
 
-LAUNCHED = " Launches of kernels decide these times."
+LAUNCHED = " Launches decide."
 MINE = "mine"  # a row that no rival has a name for
 
 

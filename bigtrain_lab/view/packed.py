@@ -92,7 +92,7 @@ def behind(told: dict, plan: Trace) -> dict:
 
 
 def stacked(told: dict, pinned: Trace) -> dict:
-    """The rows of what is pinned under the others, without its memory."""
+    """The rows of what is pinned under the others, without its peaks."""
     under = packed(pinned)
     ranks, rows, own = told["ranks"], len(told["rows"]), under["ranks"]
     return told | {
@@ -107,7 +107,7 @@ def stacked(told: dict, pinned: Trace) -> dict:
             [ranks + src, ranks + dst, *rest, rows + leaves, rows + reaches]
             for src, dst, *rest, leaves, reaches in under["transfers"]
         ],
-        "levels": told["levels"] + [[]] * own,
+        "levels": told["levels"] + under["levels"],
         "peaks": told["peaks"] + [None] * own,
         "waits": told["waits"] + under["waits"],
         "idles": told["idles"] or under["idles"],

@@ -9,6 +9,7 @@ from .. import palette, words
 from .timeline import framed
 
 TALL = 6  # operators in a column of a box
+ROOM = 2.6  # round the highest box of a row, in operators
 WIDE, GAP = 1.0, 0.55  # of a column, and between boxes
 
 
@@ -23,11 +24,18 @@ def fusion(trace: Trace) -> go.Figure:
         for by, own in drawn.items()
         if by == "eager" or own != drawn["eager"]
     }
-    figure = make_subplots(rows=len(rows), subplot_titles=[*rows], vertical_spacing=0.1)
-    for row, (own, colour) in enumerate(rows.values(), 1):
-        draw_pass(figure, own, colour, row)
+    heights = [max(tall(each) for each in own) for own, _ in rows.values()]
+    figure = make_subplots(
+        rows=len(rows),
+        subplot_titles=[*rows],
+        vertical_spacing=0.1,
+        row_heights=[high + ROOM for high in heights],
+    )
+    for row, ((own, colour), high) in enumerate(zip(rows.values(), heights), 1):
+        draw_pass(figure, own, colour, row, high)
+        figure.update_yaxes(range=[-high / 2 - 1.6, high / 2 + ROOM - 1.6], row=row, col=1)
     figure.update_xaxes(visible=False)
-    figure.update_yaxes(visible=False, range=[-TALL / 2 - 1.1, TALL / 2 + 0.7])
+    figure.update_yaxes(visible=False)
     figure.update_annotations(selector={"yanchor": "bottom"}, font_size=12)
     return framed(
         figure,
@@ -38,7 +46,12 @@ def fusion(trace: Trace) -> go.Figure:
     )
 
 
-def draw_pass(figure: go.Figure, kernels: list, colour: str, row: int) -> None:
+def tall(kernel: dict) -> int:
+    """Operators in a column: all columns are about as high."""
+    return -(-len(kernel["operators"]) // -(-len(kernel["operators"]) // TALL))
+
+
+def draw_pass(figure: go.Figure, kernels: list, colour: str, row: int, high: int) -> None:
     places, left = {}, 1.4
     for kernel in kernels:
         columns = -(-len(kernel["operators"]) // TALL)
@@ -55,7 +68,7 @@ def draw_pass(figure: go.Figure, kernels: list, colour: str, row: int) -> None:
                 (0.75, 0) if name in given else (places[name][1], places[name][1] + GAP / 2)
             )
             far = name in given and start > 1.5 or name not in given and start - begin > GAP + 0.01
-            low = -TALL / 2 - 0.6 if name in given else TALL / 2 + 0.2  # round the boxes between
+            low = -high / 2 - 1.4 if name in given else high / 2 + 0.5  # round the boxes between
             lines["x"] += [
                 begin,
                 *([way or begin + GAP / 2, start - GAP / 2] if far else []),
@@ -69,7 +82,7 @@ def draw_pass(figure: go.Figure, kernels: list, colour: str, row: int) -> None:
     for end in ends:
         far = end < left - GAP - 0.01
         lines["x"] += [end, *([end + GAP / 2, left - GAP / 2] if far else []), left, None]
-        lines["y"] += [0, *([TALL / 2 + 0.2] * 2 if far else []), 0, None]
+        lines["y"] += [0, *([high / 2 + 0.5] * 2 if far else []), 0, None]
     figure.add_trace(
         go.Scatter(
             **lines, mode="lines", line={"color": palette.TRANSFER, "width": 1.5}, hoverinfo="skip"
@@ -91,8 +104,8 @@ def draw_kernel(
     figure: go.Figure, kernel: dict, left: float, right: float, colour: str, row: int
 ) -> None:
     operators = kernel["operators"]
-    tall = -(-len(operators) // -(-len(operators) // TALL))  # all columns are about as high
-    high = tall / 2
+    deep = tall(kernel)
+    high = deep / 2
     figure.add_shape(
         type="rect",
         x0=left,
@@ -107,8 +120,8 @@ def draw_kernel(
     )
     figure.add_trace(
         go.Scatter(
-            x=[left + WIDE * (k // tall + 0.5) for k in range(len(operators))],
-            y=[high - k % tall - 0.5 for k in range(len(operators))],
+            x=[left + WIDE * (k // deep + 0.5) for k in range(len(operators))],
+            y=[high - k % deep - 0.5 for k in range(len(operators))],
             mode="text",
             text=[each[1] for each in operators],
             textfont={"size": 11, "color": palette.ink(colour)},

@@ -17,7 +17,7 @@ from .timeline import framed
 
 LONGEST = 4  # widths of the model, of a table: the MLP's matrices are as long
 GAP = 0.8
-THIN = 0.2  # too thin for a number
+LOW, THIN = 0.3, 0.2  # too thin for a number
 TITLES = {
     "token": "embedding",
     "qkv": "queries, keys, values",
@@ -102,7 +102,7 @@ def draw_matrix(
             ]
             for a, b in pairwise(rows)
         ],
-        numbered=min(tall / len(cells), wide / len(cells[0])) > THIN,
+        numbered=tall / len(cells) > LOW and wide / len(cells[0]) > THIN,
     )
     module = whole.name.split(".")[-2]
     middle, lines = (
