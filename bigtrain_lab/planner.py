@@ -404,9 +404,11 @@ class Search:
     def products(self) -> Iterator[Plan]:
         """The plainest plan of each product."""
         counts = divisors(self.devices)
-        for pp, tp in product(counts, counts):
-            if self.devices % (pp * tp) == 0:
-                yield Plan(self.devices // (pp * tp), pp, Way(tp), 1, 0)
+        yield from (
+            Plan(self.devices // (pp * tp), pp, Way(tp), 1, 0)
+            for pp, tp in product(counts, counts)
+            if self.devices % (pp * tp) == 0
+        )
 
     def plans(self, first: Plan) -> list[Plan]:
         """All of the product of this one, which are `Alike`."""

@@ -195,10 +195,12 @@ WEIGHTS, ACTIVATIONS = (
 
 def reported(trace: Trace) -> Iterator[tuple[str, str, Exponents]]:
     """(ACTIVATIONS or WEIGHTS, path, counts) of each histogram of gradients, in order."""
-    for event in trace.where(Histogram, kind=EXPONENTS):
-        for kind in (ACTIVATIONS, WEIGHTS):
-            if event.name.startswith(kind):
-                yield kind, event.name.removeprefix(kind).strip(), Exponents.of(event)
+    yield from (
+        (kind, event.name.removeprefix(kind).strip(), Exponents.of(event))
+        for event in trace.where(Histogram, kind=EXPONENTS)
+        for kind in (ACTIVATIONS, WEIGHTS)
+        if event.name.startswith(kind)
+    )
 
 
 def layers(trace: Trace) -> dict[str, dict[str, Exponents]]:

@@ -413,9 +413,11 @@ class Trace:
                     "id": number,
                     "args": {"bytes": e.bytes, "from": e.src, "to": e.rank},
                 }
-                out.append({**at, **lane, "ph": "X", "dur": (e.end - e.start) * us})
-                out.append({**at, **lane, "ph": "s", "pid": e.src, "tid": e.lane})
-                out.append({**at, **lane, "ph": "f", "bp": "e", "tid": e.lane, "ts": e.end * us})
+                out += [
+                    {**at, **lane, "ph": "X", "dur": (e.end - e.start) * us},
+                    {**at, **lane, "ph": "s", "pid": e.src, "tid": e.lane},
+                    {**at, **lane, "ph": "f", "bp": "e", "tid": e.lane, "ts": e.end * us},
+                ]
             elif isinstance(e, Memory):
                 out.append({**at, "ph": "C", "name": "bytes " + e.kind, "args": {e.kind: e.bytes}})
             elif isinstance(e, Scalar) and math.isfinite(e.value):  # JSON has no nan

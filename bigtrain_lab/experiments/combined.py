@@ -180,13 +180,13 @@ class Combined(Layered):
 
     def why(self, trace: Trace) -> Iterable[str]:
         yield from self.launches(trace)
-        for axis in axes(trace):
-            if dict(self.mesh.axes)[axis.name] > 1:
-                yield (
-                    f"{axis.name}, {WHAT[axis.name]}: {duration(axis.time, trace.unit)} of a step"
-                    f" of {duration(trace.step_time, trace.unit)}, the mean over ranks; the busiest"
-                    f" rank sends {size(round(axis.bytes))}."
-                )
+        yield from (
+            f"{axis.name}, {WHAT[axis.name]}: {duration(axis.time, trace.unit)} of a step"
+            f" of {duration(trace.step_time, trace.unit)}, the mean over ranks; the busiest"
+            f" rank sends {size(round(axis.bytes))}."
+            for axis in axes(trace)
+            if dict(self.mesh.axes)[axis.name] > 1
+        )
         yield (
             f"All axes together take {1 - trace.shares().compute:.1%} of the ranks' time: the"
             " shares waits and idle."

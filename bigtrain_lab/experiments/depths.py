@@ -56,7 +56,5 @@ def within(experiment: Checkpoint, plan: str, layers: int, memory_bytes: int) ->
         )  # for what is kept, when the rest is as large as it gets
         budgets = [100.0, min(100.0, 100 * spare / plain.everything)]
     # a budget may be below the smallest
-    for _, chosen in experiment.possible({each: change | {"budget": each} for each in budgets}):
-        if chosen.simulated().peak_bytes(0) <= memory_bytes:
-            return chosen
-    return None
+    asked = experiment.possible({each: change | {"budget": each} for each in budgets})
+    return next((each for _, each in asked if each.simulated().peak_bytes(0) <= memory_bytes), None)

@@ -46,10 +46,9 @@ def text_of(answer) -> list[Piece]:
         return [Piece(1, f"from {home.__name__} import {answer.__qualname__} as answer")]
     text = linecache.getlines(getattr(home, "__file__", None) or "", vars(home))
     cells = vars(home).get("In") or ["".join(text)]  # as IPython keeps what was run
-    for name in [name for name, thing in vars(home).items() if thing is answer]:
-        if pieces := sliced(cells, name):
-            return pieces
-    return by_value(answer, home)
+    names = [name for name, thing in vars(home).items() if thing is answer]
+    found = filter(None, (sliced(cells, name) for name in names))
+    return next(found, None) or by_value(answer, home)
 
 
 def is_installed(module) -> bool:

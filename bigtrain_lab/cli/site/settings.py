@@ -55,5 +55,5 @@ def settings(cls: type[Experiment]) -> Iterator[dict[str, Any]]:
     for row in rows:
         yield from ({row["name"]: to} for to in row["values"] if to != row["value"])
     for one, other in combinations(rows[:PAIRED], 2):
-        for pair in product(one["values"], other["values"]):
-            yield dict(zip((one["name"], other["name"]), pair))
+        pairs = product(one["values"], other["values"])
+        yield from ({one["name"]: first, other["name"]: second} for first, second in pairs)

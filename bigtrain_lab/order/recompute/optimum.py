@@ -165,12 +165,10 @@ class Recursion:
         """The cost of each way to begin on s..t at these levels: keep x_j next for j = s+1 .. t,
         then, where allowed, record s at once."""
         left = self._beside[s][at]
-        for j in range(s + 1, t + 1):
-            yield (
-                self._costs[j, t][left]
-                + self._costs[s, j - 1][at]
-                + (self._ahead[j] - self._ahead[s])
-            )
+        yield from (
+            self._costs[j, t][left] + self._costs[s, j - 1][at] + (self._ahead[j] - self._ahead[s])
+            for j in range(s + 1, t + 1)
+        )
         if self.early:
             yield self._costs[s + 1, t][self._recorded[s][at]]
 

@@ -210,8 +210,10 @@ def items(what: str, *values) -> Iterator:
         yield from levels(*values)
     elif what == "alive":
         wall, rank, lane, at, rows = values
-        for kind, name, *rest in rows:
-            yield on_both(Alive(rank, lane, kind, name, at, *rest), start=wall)
+        yield from (
+            on_both(Alive(rank, lane, kind, name, at, *rest), start=wall)
+            for kind, name, *rest in rows
+        )
 
 
 def on_both(event, **walls) -> Logged:
@@ -223,8 +225,10 @@ def levels(rank: int, lane: str, name: str, kinds: list[str], rows: list[list]) 
     """A ledger's readings inside an action, on both clocks."""
     if any(len(row) != 2 + len(kinds) or row[0] is None or None in row[2:] for row in rows):
         raise ValueError("a moment has its time, its place and the bytes of each kind")
-    for wall, at, kind, size in changed(kinds, rows):
-        yield on_both(Memory(rank, lane, kind, name, at, size, True), start=wall)
+    yield from (
+        on_both(Memory(rank, lane, kind, name, at, size, True), start=wall)
+        for wall, at, kind, size in changed(kinds, rows)
+    )
 
 
 def changed(kinds: Sequence[str], rows: Sequence[Sequence]) -> Iterator[tuple]:

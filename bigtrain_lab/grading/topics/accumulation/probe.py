@@ -57,8 +57,7 @@ def scenes(draw):
     told = f"an infinite loss of micro-batch {second}"
     yield scene(told, unequal(3 * k), bad=second, scaled=True)
     yield scene(told, unequal(3 * k), slope=slope, bad=second, clip=small, scaled=True)
-    for k in (1, 2, 3, 4, 5, 6, 7, 10, 13):
-        yield scene("10 micro-batches", unequal(10), k)
+    yield from (scene("10 micro-batches", unequal(10), k) for k in (1, 2, 3, 4, 5, 6, 7, 10, 13))
 
 
 def shown(inputs: dict, came: dict) -> dict:

@@ -60,14 +60,16 @@ def shown(common: dict, own: list[dict], came: list[dict], ranks) -> dict:
     """Norms and gradients beside torch's, what else changed, and how often a gradient was sent."""
     _, right = truth(**common, own=own)
     row = {"norm returned by each rank": [each["norm"] for each in came]}
-    for name, told in (
-        ("norm", "a layer norm's gradient"),
-        ("A", "a slice's gradient"),
-        ("words", "the embedding's gradient"),
-    ):
-        row[f"first numbers of {told}, on each rank"] = [
+    row |= {
+        f"first numbers of {told}, on each rank": [
             each["gradients"][name][:FEW] for each in came if name in each["gradients"]
         ]
+        for name, told in (
+            ("norm", "a layer norm's gradient"),
+            ("A", "a slice's gradient"),
+            ("words", "the embedding's gradient"),
+        )
+    }
     row["how many numbers of each rank's gradient are not torch's own"] = [
         sum(
             off(tensor(each["gradients"][name]), p.grad.flatten(), NEAR) for name, p in held.items()

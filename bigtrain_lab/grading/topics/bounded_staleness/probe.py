@@ -84,9 +84,12 @@ def shown(inputs: dict, came: list[dict]) -> dict:
         ],
     }
     answers = sorted(run["answers"].items())
-    for worker in range(len(paces)):
-        versions = [version for push, (version, _) in answers if push[0] == str(worker)]
-        row[f"versions that worker {worker} reads"] = versions
+    row |= {
+        f"versions that worker {worker} reads": [
+            version for push, (version, _) in answers if push[0] == str(worker)
+        ]
+        for worker in range(len(paces))
+    }
     first = plain(layers(len(paces), most))
     for push, (_, weights) in answers:
         for at, (before, layer) in enumerate(zip(first, weights)):

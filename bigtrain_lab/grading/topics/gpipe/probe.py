@@ -12,16 +12,18 @@ NAME, ALLOWS = "gpipe", one_f_one_b.ALLOWS
 
 
 def scenes(draw):
-    for name, p, m in (
-        ("the picture", 4, 8),
-        ("a long batch", draw.randint(5, 7), draw.randint(9, 13)),
-        ("a short batch", draw.randint(5, 8), draw.randint(3, 4)),
-        ("as many micro-batches as ranks", 4, 4),
-        ("two ranks", 2, draw.randint(4, 6)),
-        ("one micro-batch", draw.randint(2, 5), 1),
-        ("one rank", 1, 2 * draw.randint(5, 8)),
-    ):
-        yield f"{name} (p = {p}, m = {m})", {"ranks": p, "micro_batches": m}
+    yield from (
+        (f"{name} (p = {p}, m = {m})", {"ranks": p, "micro_batches": m})
+        for name, p, m in (
+            ("the picture", 4, 8),
+            ("a long batch", draw.randint(5, 7), draw.randint(9, 13)),
+            ("a short batch", draw.randint(5, 8), draw.randint(3, 4)),
+            ("as many micro-batches as ranks", 4, 4),
+            ("two ranks", 2, draw.randint(4, 6)),
+            ("one micro-batch", draw.randint(2, 5), 1),
+            ("one rank", 1, 2 * draw.randint(5, 8)),
+        )
+    )
 
 
 def replay(inputs: dict, came: dict) -> tuple | None:

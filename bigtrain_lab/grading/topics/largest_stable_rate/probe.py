@@ -14,19 +14,21 @@ NAME, NEAR = "largest-stable-rate", 0.02
 def scenes(draw):
     steep, flat = draw.uniform(3, 9), draw.uniform(0.02, 0.2)
     longer = draw.randint(4, 6)
-    for tau, curvature in (
-        *((tau, 1) for tau in range(4)),
-        (0, steep),
-        (0, flat),
-        (1, flat / 1e9),
-        (2, steep),
-        (3, flat),
-        (longer, 1),
-        (longer, steep),
-        (12, 1),
-        (draw.randint(7, 11), 1e6 * steep),
-    ):
-        yield f"tau = {tau}, curvature {curvature:.4g}", {"tau": tau, "curvature": curvature}
+    yield from (
+        (f"tau = {tau}, curvature {curvature:.4g}", {"tau": tau, "curvature": curvature})
+        for tau, curvature in (
+            *((tau, 1) for tau in range(4)),
+            (0, steep),
+            (0, flat),
+            (1, flat / 1e9),
+            (2, steep),
+            (3, flat),
+            (longer, 1),
+            (longer, steep),
+            (12, 1),
+            (draw.randint(7, 11), 1e6 * steep),
+        )
+    )
 
 
 def shown(inputs: dict, rate: float) -> float:

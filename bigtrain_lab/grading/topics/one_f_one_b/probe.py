@@ -15,19 +15,21 @@ NAME, ALLOWS = "1f1b", ("bigtrain_lab.order.schedule", "bigtrain_lab.core")
 
 def scenes(draw):
     even = draw.randint(3, 6)
-    for p, m in (
-        (4, 8),
-        (even, even),
-        (even, even - 1),
-        (draw.randint(9, 11), draw.randint(13, 17)),
-        (3, draw.choice((4, 5, 7))),
-        (draw.randint(5, 8), draw.randint(3, 4)),
-        (2, draw.randint(4, 6)),
-        (4, 2),
-        (draw.randint(2, 5), 1),
-        (1, 8),
-    ):
-        yield f"p = {p}, m = {m}", {"ranks": p, "micro_batches": m}
+    yield from (
+        (f"p = {p}, m = {m}", {"ranks": p, "micro_batches": m})
+        for p, m in (
+            (4, 8),
+            (even, even),
+            (even, even - 1),
+            (draw.randint(9, 11), draw.randint(13, 17)),
+            (3, draw.choice((4, 5, 7))),
+            (draw.randint(5, 8), draw.randint(3, 4)),
+            (2, draw.randint(4, 6)),
+            (4, 2),
+            (draw.randint(2, 5), 1),
+            (1, 8),
+        )
+    )
 
 
 def shown(inputs: dict, came: dict) -> dict:

@@ -48,8 +48,10 @@ def scenes(draw):
     }
     exact = mlps_to_the_byte(draw)
     yield from list(groups.items())[:9]
-    for number, size in enumerate(exact, 1):
-        yield f"MLP {number} of {len(exact)}, to the byte", {"sizes": [size], "by_kind": False}
+    yield from (
+        (f"MLP {number} of {len(exact)}, to the byte", {"sizes": [size], "by_kind": False})
+        for number, size in enumerate(exact, 1)
+    )
     yield from list(groups.items())[9:]
     for name in BY_KIND:
         first = groups[f"{name}, within 1%"]["sizes"][:1]

@@ -22,8 +22,7 @@ class Plan(NamedTuple):
 
 def scenes(draw):
     for room, times in (("room for all", 3), ("some room", 14), ("no room", 2)):
-        for _ in range(times):
-            yield room, cluster(draw, room)
+        yield from ((room, cluster(draw, room)) for _ in range(times))
 
 
 def cluster(draw, room: str) -> dict:

@@ -29,11 +29,13 @@ def scenes(draw):
         (draw.randint(3, 5), 2),
         (1, 3),
     ):
-        for asked, many in ((FORWARDS, m), (OTHERS, m), (HELD, m), (HELD, m + p + 14)):
-            yield (
+        yield from (
+            (
                 f"{asked}, p = {p}, m = {many}",
                 {"ranks": p, "micro_batches": many, "asked": asked},
             )
+            for asked, many in ((FORWARDS, m), (OTHERS, m), (HELD, m), (HELD, m + p + 14))
+        )
 
 
 def shown(inputs: dict, came: dict) -> dict:

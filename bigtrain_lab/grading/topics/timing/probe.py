@@ -37,7 +37,7 @@ def scenes(draw):
 def shown(device: dict, seconds: float) -> float | str:
     """Means of however many calls are told alike."""
     alone, is_disturbed = device["launch"] + device["work"], any(device["disturbed"])
-    for told, least, most in (
+    alike = (
         ("between the work's time and a call's", device["work"], alone),
         (
             "between an undisturbed call's time and a disturbed one's",
@@ -49,7 +49,8 @@ def shown(device: dict, seconds: float) -> float | str:
             alone,
             alone + (not is_disturbed) * device["compiling"],
         ),
-    ):
-        if (1 + 1e-6) * least < seconds < 0.999 * most:
-            return told
-    return seconds
+    )
+    return next(
+        (told for told, least, most in alike if (1 + 1e-6) * least < seconds < 0.999 * most),
+        seconds,
+    )
