@@ -40,7 +40,7 @@ def fusion(trace: Trace) -> go.Figure:
     return framed(
         figure,
         "boxes are kernels; lines between them are values in memory",
-        60 + 110 * len(rows),
+        60 + 100 * len(rows),
         showlegend=False,
         margin={"l": 8, "r": 8, "t": 64, "b": 8},
     )
