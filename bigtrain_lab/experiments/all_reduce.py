@@ -38,6 +38,11 @@ LOOKED_AT = 4  # elements of a chunk, from which it is read whose gradients it h
 KEPT = 256  # elements of each chunk that a run keeps, to be compared
 
 
+def adds_up(kind: type[Collective]) -> bool:
+    """Whether all ranks bring, and want, the whole sum."""
+    return (kind.brings, kind.wants) == (Collective.brings, Collective.wants)
+
+
 class AllReduce(OnNodes):
     name: ClassVar[str] = "all-reduce"
     question: ClassVar[str] = "Why not just send everything to rank 0?"
@@ -112,8 +117,7 @@ class AllReduce(OnNodes):
         return {
             name: {"collective": name}
             for name, each in Collective.all().items()
-            if (each.brings, each.wants) == (Collective.brings, Collective.wants)
-            or name == self.collective
+            if adds_up(each) or name == self.collective
         }
 
     @cached_property
@@ -245,7 +249,7 @@ class AllReduce(OnNodes):
                 "B",
                 lambda t: (
                     2 * (t.ranks - 1) * self.elements * self.item
-                    if t.clock == "predicted"
+                    if t.clock == "predicted" and adds_up(type(self.order))
                     else None
                 ),
             ),

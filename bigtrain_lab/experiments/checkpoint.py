@@ -59,7 +59,7 @@ class Checkpoint(OfGPT, OneDevice):
     answers: ClassVar[tuple[str, ...]] = (
         "saved activations, peak",
         "work beside keep-all",
-        "step time",
+        "activations of keep-all, times fewer",
     )
 
     plan: str = knob(
@@ -303,6 +303,11 @@ class Checkpoint(OfGPT, OneDevice):
                 lambda t: sum(e.kind == "A" for e in t.spans(0)) / self.steps,
             ),
             Quantity("saved activations, peak", "B", self.saved_peak),
+            Quantity(
+                "activations of keep-all, times fewer",
+                "times",
+                lambda t: self.everything / kept if (kept := self.saved_peak(t)) else None,
+            ),
             Quantity(
                 "saved activations, keep-all",
                 "B",

@@ -179,7 +179,6 @@ class Combined(Layered):
         )
 
     def why(self, trace: Trace) -> Iterable[str]:
-        yield from self.launches(trace)
         yield from (
             f"{axis.name}, {WHAT[axis.name]}: {duration(axis.time, trace.unit)} of a step"
             f" of {duration(trace.step_time, trace.unit)}, the mean over ranks; the busiest"
@@ -187,6 +186,7 @@ class Combined(Layered):
             for axis in axes(trace)
             if dict(self.mesh.axes)[axis.name] > 1
         )
+        yield from self.launches(trace)
         yield (
             f"All axes together take {1 - trace.shares().compute:.1%} of the ranks' time: the"
             " shares waits and idle."

@@ -232,16 +232,12 @@ class DataParallel(Layered):
             return duration(amount, trace.unit)
 
         if trace.clock != "measured":
+            copies = min(map(trace.busy, range(trace.ranks))) / trace.steps - self.alone_s
+            longer = f", of which {time(copies)} copies gradients into buckets and back"
             yield (
                 f"The speed-up is {self.replicas} steps of one replica, {time(self.alone_s)} each,"
-                f" over a step of {time(trace.step_time)}."
+                f" over a step of {time(trace.step_time)}{longer * (copies > 0)}."
             )
-            copies = min(map(trace.busy, range(trace.ranks))) / trace.steps - self.alone_s
-            if copies > 0:
-                yield (
-                    "Gradients are copied into buckets and back: the compute of a step is"
-                    f" {time(copies)} longer."
-                )
         wait, reduced = exposed(trace), travels(trace, 0)
         travelling = trace.units(sum(end - start for start, end in reduced.values())) / trace.steps
         yield (

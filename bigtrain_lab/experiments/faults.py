@@ -6,7 +6,6 @@ the same switch among its settings.
 """
 
 from collections.abc import Iterable
-from functools import cached_property
 from typing import ClassVar
 
 from ..core import Trace, knob
@@ -121,10 +120,10 @@ class Faults(Staleness):
             Quantity(
                 "step time without the fault",
                 self.profile.unit,
-                lambda t: self.sound.step_time if t.clock == "predicted" else None,
+                lambda t: (
+                    self.replace(fault="none").simulated(memory=False).step_time
+                    if t.clock == "predicted"
+                    else None
+                ),
             ),
         )
-
-    @cached_property
-    def sound(self) -> Trace:
-        return self.replace(fault="none").simulated(memory=False)

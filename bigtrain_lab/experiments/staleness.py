@@ -10,7 +10,8 @@ w(t) - lr lambda w(t-tau).
 
 from collections.abc import Iterable
 from dataclasses import replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
+from math import nan
 from typing import ClassVar
 
 from .. import models, techniques, train
@@ -18,7 +19,10 @@ from ..core import Scalar, Trace, counted, knob, refuse
 from ..core.later import torch
 from ..order import Action, Schedule
 from ..runtime.kept import kept
+from .experiment import Quantity
 from .pipelined import Pipelined
+
+MOST_PRODUCTS = 2 * 10**9  # of a training in one process: it takes a fraction of a second
 
 
 class Staleness(Pipelined):
@@ -27,7 +31,7 @@ class Staleness(Pipelined):
     curves: ClassVar[dict[str, str]] = {"loss": "loss of each micro-batch"}
     answers: ClassVar[tuple[str, ...]] = (
         "loss, mean of last batch",
-        "step time",
+        "loss, weights never old",
         "peak memory, fullest rank",
     )
     question: ClassVar[str] = "What do old weights do to the gradient, the memory and the loss?"
@@ -82,18 +86,39 @@ class Staleness(Pipelined):
         with torch.no_grad():
             return train.Sample(inputs, teacher_of(self.ranks, self.width, self.seed)(inputs))
 
+    @property
+    def quantities(self) -> tuple[Quantity, ...]:
+        return (
+            *super().quantities,
+            Quantity("loss, weights never old", "", self.prompt_loss, exact=False),
+        )
+
+    def prompt_loss(self, trace: Trace) -> float | None:
+        """Mean of the last batch, of a run."""
+        prompt, _ = self.beside(trace) if trace.where(Scalar, name="loss") else (None, "")
+        return self.last_loss(prompt) if prompt else None
+
     def beside(self, trace: Trace) -> tuple[Trace | None, str]:
         """The same updates from weights that are never old, in one process."""
-        if not self.delay(0):
+        count = self.steps * self.micro_batches
+        if not self.delay(0) or count * self.ranks * self.rows * self.width**2 > MOST_PRODUCTS:
             return None, ""
-        size = self.order.update_size
-        updates = self.steps * self.micro_batches // size
-        prompt = replace(
-            self.recipe, schedule=Schedule.named("1f1b")(self.ranks, size), steps=updates
-        )
-        losses = iter(prompt.alone().losses)
-        events = [e._replace(value=next(losses)) if is_loss(e) else e for e in trace]
+        losses = iter(self.prompt_losses)
+        events = [
+            e._replace(value=next(losses, nan)) if isinstance(e, Scalar) and e.name == "loss" else e
+            for e in trace
+        ]
         return replace(trace, events=tuple(events)), "the same updates, weights never old"
+
+    @cached_property
+    def prompt_losses(self) -> list[float]:
+        size = self.order.update_size
+        prompt = replace(
+            self.recipe,
+            schedule=Schedule.named("1f1b")(self.ranks, size),
+            steps=self.steps * self.micro_batches // size,
+        )
+        return prompt.alone().losses
 
     def describe(self) -> str:
         delays = ", ".join(f"{self.delay(stage)}" for stage in range(self.ranks))
@@ -116,10 +141,6 @@ class Staleness(Pipelined):
         stream = self.order.lengthened(4 * self.ranks)
         late = stream.micro_batches // self.order.update_size * self.order.update_size - 1
         return stream.version(Action("U", stage, late)) - stream.version(Action("F", stage, late))
-
-
-def is_loss(event) -> bool:
-    return isinstance(event, Scalar) and event.name == "loss"
 
 
 @lru_cache(maxsize=4)

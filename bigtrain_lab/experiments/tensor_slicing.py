@@ -186,6 +186,7 @@ class TensorSlicing(Layered):
             f" data parallel would send {size(self.replicated_bytes(layer))} for that layer's"
             " gradients."
         )
+        yield from self.launches(trace)
         if self.cut == "column-row":
             less = "fewer" if tokens < most else "more" if tokens > most else "as many"
             yield (

@@ -53,7 +53,7 @@ class Translate(Replicated):
     answers: ClassVar[tuple[str, ...]] = (
         "the run",
         "speed-up over one rank",
-        "train loss",
+        "held-out loss",
     )
 
     replicas: int = knob(3, "ranks that share each batch and the evaluation", low=1, high=4)
@@ -414,6 +414,7 @@ class Translate(Replicated):
             Quantity("loading or waiting for data a step", self.profile.unit, starved),
             Quantity("bytes sent a rank and step", "B", sent_bytes),
             Quantity("train loss", "", lambda t: last(t, "train loss"), exact=False),
+            Quantity("held-out loss", "", lambda t: last(t, "held-out loss"), exact=False),
             Quantity("BLEU", "", lambda t: last(t, "BLEU"), exact=False),
         )
 

@@ -227,7 +227,7 @@ class Zero(Layered):
         if self.stage:
             yield (
                 f"It need not: a rank keeps the state of 1/{self.replicas} of the weights, updates"
-                " those, and all share the result."
+                " those, and gets the others from their ranks."
             )
         each, copied = (self.paper_bytes(stage) for stage in (self.stage, 0))
         yield (

@@ -253,8 +253,10 @@ def texts(name: str) -> dict[str, list]:
     all in it; the packages above it are empty."""
     path = PACKAGE.joinpath(*name.split("."))
     found = {PACKAGE.name: [True, (PACKAGE / "__init__.py").read_text(encoding="utf-8")]}
-    for number in range(1, name.count(".") + 1):
-        found[".".join([PACKAGE.name, *name.split(".")[:number]])] = [True, ""]
+    found |= {
+        ".".join([PACKAGE.name, *name.split(".")[:number]]): [True, ""]
+        for number in range(1, name.count(".") + 1)
+    }
     for file in [*path.rglob("*.py")] if path.is_dir() else [path.with_suffix(".py")]:
         parts = file.relative_to(PACKAGE).with_suffix("").parts
         package = parts[-1] == "__init__"

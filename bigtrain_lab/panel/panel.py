@@ -195,7 +195,7 @@ class Panel(widgets.VBox):
         self._show_problem()
         self._write_commands()
         self.bar.date(self._compared.changed, self._only_predicted)
-        if self._compared.prediction:  # of those before, where these cannot be
+        if self._compared.prediction and not (self._refusal and self._running):
             self._draw("predicted" if changed else None)
             self._look()
         self._act()
@@ -524,8 +524,7 @@ class Panel(widgets.VBox):
         if failure:
             self.picture.watch(goes_on=False, failed=True)
         self.bar.date(self._compared.changed, self._only_predicted)
-        if not self._refusal:
-            self._draw()
+        self._draw()
         if not self._refusal and run.state == "done" and replayed and self.tabs.value in CLOCKS[1:]:
             self.player.play()
 

@@ -32,7 +32,7 @@ class Rivals(Rows):
         )
         self._newest, self._wanted, self._shown, self._moving = Newest(), None, None, moving
         self._settings, self._found, self._trace, self._pinned = [], {}, None, None
-        self._seen, self._launched = False, ""
+        self._seen = False
 
     def _on_seen(self) -> None:
         self._seen = True
@@ -86,8 +86,6 @@ class Rivals(Rows):
                 if found.own:
                     self._write(experiment)
                     time.sleep(0.15)  # who drags a slider moves on
-                    launched = found.trace and any(experiment.launches(found.trace))
-                    self._launched = LAUNCHED * bool(launched)
         except Overtaken:
             if experiment is self._shown:  # and may come back
                 self._shown, self.waiting = None, False
@@ -129,7 +127,8 @@ class Rivals(Rows):
             rows,
             made.capacity_bytes,
             made.rivals_by.replace("_", " "),
-            title.get(trace.clock, "All predicted.") + self._launched,
+            title.get(trace.clock, "All predicted.")
+            + LAUNCHED * any(row.launched for row in self._found.values() if row.own),
         )
 
 
@@ -140,13 +139,19 @@ def rival(experiment, name: str, changes: dict, known: Trace | None) -> table.Ri
     try:
         other = experiment.replace(fault="none", **changes)
         trace = own and known or other.predict()
-        return made._replace(trace=trace, told=told_of(other, trace))
+        return made._replace(
+            trace=trace,
+            told=told_of(other, trace),
+            launched=own and any(other.launches(trace)),
+        )
     except Exception as error:  # a class typed by a student may raise anything
         return made._replace(why=raised(error))
 
 
 def told_of(experiment, trace: Trace) -> report.Column:
     """The quantities that are columns of a lab's table, of this trace."""
-    wanted = [each for each in experiment.quantities if each.name in experiment.rivals_tell]
-    told = report.column(wanted, trace)
-    return {each.name: told[each.name] for each in wanted if each.name in told}
+    try:
+        wanted = [each for each in experiment.quantities if each.name in experiment.rivals_tell]
+        return report.column(wanted, trace)
+    except Exception:  # a class typed by a student may raise anything
+        return {}

@@ -112,7 +112,7 @@ def chart(title: str, names: list[str], trace: Trace, pinned: Trace | None, wide
     def place(x: float) -> float:
         return LEFT + (side - LEFT) * x / right
 
-    ends = []  # where labels stand already
+    ends = [(side + 22, HIGH - 6)]  # where labels stand already, the unit among them
 
     def line(look, who, told):
         at = [f"{place(x):.1f},{height(y):.1f}" for x, y in told if isfinite(y)]
@@ -122,9 +122,13 @@ def chart(title: str, names: list[str], trace: Trace, pinned: Trace | None, wide
         *_, (x, y) = [each for each in told if isfinite(each[1])] or told
         text = at_end(y) if isfinite(told[-1][1]) else "no number from here on"
         spots = [(place(x) + 8, height(y) + 4 + up) for up in (0, -LETTER, LETTER)]
-        free = [spot for spot in spots if all(apart(spot, other) for other in ends)]
+        free = [
+            (at, down)
+            for at, down in spots
+            if all(abs(at - x) > LABEL or abs(down - y) >= LETTER for x, y in ends)
+        ]
         end = (free or spots)[0]
-        ends.append(end)
+        ends.extend(free[:1])
         label = '<text x="{:.1f}" y="{:.1f}" class="{}">{}</text>'.format(*end, look, text) * bool(
             free
         )
@@ -160,11 +164,6 @@ def chart(title: str, names: list[str], trace: Trace, pinned: Trace | None, wide
         f'<path d="M{LEFT} {TOP}V{ground}H{side}{aims}{torn}"/>'
         f"{''.join(reversed(joined))}{texts}</svg>"
     )
-
-
-def apart(one: tuple[float, float], other: tuple[float, float]) -> bool:
-    """Whether labels at these places can be read."""
-    return abs(one[0] - other[0]) > LABEL or abs(one[1] - other[1]) >= LETTER
 
 
 def ticks(low: float, high: float) -> list[float]:

@@ -4,7 +4,7 @@ from html import escape
 from pathlib import Path
 from typing import NamedTuple
 
-from ..core import CLOCKS, Peak, Trace, duration, grouped, peak, size
+from ..core import CLOCKS, Memory, Peak, Trace, duration, grouped, peak, size
 from ..order import sent_bytes
 from . import palette, report, words
 from .waits import drawing
@@ -122,7 +122,8 @@ def bar(shares: list[float], pale: bool) -> str:
 class Rival(NamedTuple):
     """A row of `rivals`; `own`: it is what the settings say; `stale`: its trace is of earlier ones.
     Without a trace, why there is none. `settings`: those that a click takes; `told`: more of it
-    that has a column; `broken`: such a run ended in no number."""
+    that has a column; `broken`: such a run ended in no number; `launched`: launches decide its
+    time."""
 
     name: str
     own: bool = False
@@ -133,6 +134,7 @@ class Rival(NamedTuple):
     pinned: bool = False
     told: report.Column = {}
     broken: bool = False
+    launched: bool = False
 
 
 def rivals(given: list[Rival], limit: int | None, by: str = "", title: str = "") -> str:
@@ -157,7 +159,8 @@ def rivals(given: list[Rival], limit: int | None, by: str = "", title: str = "")
         title = f"Grey: {stale} of {len(given)} are still to be predicted."
     most = max((held.bytes for held in fullest if held), default=0)
     several = any(trace.ranks > 1 for trace in traces)
-    others = [*dict.fromkeys(name for rival in given for name in rival.told)]
+    told = dict.fromkeys(name for rival in given for name in rival.told)
+    others = [name for name in told if name not in report.SHARES]  # they have their columns
     body = "".join(
         rival_row(
             at,
@@ -175,10 +178,13 @@ def rivals(given: list[Rival], limit: int | None, by: str = "", title: str = "")
         )
         for at, (rival, spent, held, over) in enumerate(zip(given, takes, fullest, large))
     )
+    kinds = {each.kind for trace in traces[:1] for each in trace.where(Memory)}.union(
+        *(held.held for held in fullest if held)
+    )
     key = [
         f'<i style="background:{colour}"></i>{kind}'
         for kind, colour in palette.MEMORY.items()
-        if any(held and kind in held.held for held in fullest)
+        if kind in kinds
     ]
     sorts = '<th tabindex="0" title="sorts the rows" data-by="{}">{}</th>'.format
     heads = (
@@ -240,8 +246,12 @@ def rival_row(
     others: list[str],
 ) -> str:
     name = escape(rival.name)
-    look = "btl-own" * rival.own + "btl-stale" * rival.stale + "btl-kept" * rival.pinned
-    look += " btl-over-limit" * bool(over or rival.broken)
+    look = (
+        "btl-own " * rival.own
+        + "btl-stale " * rival.stale
+        + "btl-kept " * rival.pinned
+        + "btl-over-limit" * bool(over or rival.broken)
+    )
     if (trace := rival.trace) is None:
         return f'<tr class="{look}"><td>{name}</td><td colspan="12">{escape(rival.why)}</td></tr>'
     least, longest, most = scale

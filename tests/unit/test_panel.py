@@ -6,6 +6,7 @@ import json
 import re
 import threading
 import time
+from contextlib import suppress
 from dataclasses import replace
 
 import pytest
@@ -369,6 +370,19 @@ def test_what_was_still_to_be_predicted_comes_under_a_refusal():
     late.set(heads=30)
     late._tell(late._compared.prediction)  # what it finds inside actions
     assert late.problem
+
+
+def test_a_refusal_while_a_run_goes_on_leaves_its_picture_alive(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    shown = show("pipeline", fault="hang", fault_at=3)
+    shown.start()
+    until(lambda: shown.player.live)
+    shown.set(fault_rank=7)
+    assert shown.problem and shown.player.live
+    shown.stop()
+    with suppress(RankFailed):
+        shown.wait()
+    assert not shown.player.live  # and the end is drawn under it
 
 
 def test_a_lab_s_own_quantities_are_columns_of_its_rivals():

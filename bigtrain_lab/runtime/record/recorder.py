@@ -17,7 +17,7 @@ from math import isfinite, nan
 
 from torch import Tensor
 
-from ...core import Alive, Impossible
+from ...core import Alive, Impossible, refuse
 from ...core.peak import placed
 from ...order.explain import NOT_FINITE
 from ...order.plan import call_name, called
@@ -100,11 +100,13 @@ class Recorder:
 
     def refuse_taken(self, lane: str) -> None:
         """Impossible where the rank has a lane of this name."""
-        if lane in self._lanes:
-            raise Impossible(
+        refuse(
+            (
+                lane in self._lanes,
                 f"Rank {self.rank} has a lane {lane} of another group: "
-                "give this one a name of its own."
+                "give this one a name of its own.",
             )
+        )
         self._lanes.add(lane)
 
     def mark(self, what: str, *about, lane: str | None = None, now: bool = True) -> None:
@@ -198,20 +200,24 @@ class Recorder:
             wall_end = clock.wall()
         finally:
             del self._open[lane]
-        if planned not in (None, opened.called):
-            raise Impossible(
+        refuse(
+            (
+                planned not in (None, opened.called),
                 f"Rank {self.rank} called {opened.called} collectives in {name}, and its plan has"
-                f" {planned}: predict the model that runs."
+                f" {planned}: predict the model that runs.",
             )
+        )
         start, end = clock.compute(lane, step, self.rank, beside, planned)
         start = start if planned is None else began
         for issue in opened.later:
             issue()
-        if opened.end not in (None, end):
-            raise Impossible(
+        refuse(
+            (
+                opened.end not in (None, end),
                 f"Rank {self.rank} launches something in span {name} and waits there: what is"
-                " launched in a span starts at its end, so wait after the span."
+                " launched in a span starts at its end, so wait after the span.",
             )
+        )
         if main:
             self._within(name, lane, start, end)
         self.note("span", wall_start, wall_end, self.rank, lane, kind, name, start, end, version)

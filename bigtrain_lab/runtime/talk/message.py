@@ -20,7 +20,7 @@ from math import prod
 
 import torch
 
-from ...core import Impossible
+from ...core import refuse
 
 DTYPES = tuple(
     getattr(torch, name)
@@ -68,10 +68,12 @@ class Shape(tuple):
 
     def encode(self) -> torch.Tensor:
         dtype, dimensions = self
-        if dtype not in DTYPES or len(dimensions) > DIMENSIONS:
-            raise Impossible(
-                f"Cannot send {self}: send at most {DIMENSIONS} dimensions of a common dtype."
+        refuse(
+            (
+                dtype not in DTYPES or len(dimensions) > DIMENSIONS,
+                f"Cannot send {self}: send at most {DIMENSIONS} dimensions of a common dtype.",
             )
+        )
         padded = (*dimensions, *[0] * (DIMENSIONS - len(dimensions)))
         return torch.tensor([DTYPES.index(dtype), len(dimensions), *padded], dtype=torch.int64)
 

@@ -28,7 +28,7 @@ def fusion(trace: Trace) -> go.Figure:
     figure = make_subplots(
         rows=len(rows),
         subplot_titles=[*rows],
-        vertical_spacing=0.1,
+        vertical_spacing=0.16,
         row_heights=[high + ROOM for high in heights],
     )
     for row, ((own, colour), high) in enumerate(zip(rows.values(), heights), 1):

@@ -60,7 +60,7 @@ def slices(trace: Trace) -> go.Figure:
     return framed(
         figure,
         f"{trace.clock}: what lies where, and what each rank sends in a step",
-        340,
+        316,
         margin={"l": 8, "r": 8, "t": 40, "b": 8},
         xaxis={"visible": False, "range": [-GAP, right]},
         yaxis={"visible": False, "range": [-2.9, 2.7]},

@@ -58,7 +58,7 @@ function readScene(bytes, look, unfolded) {
   scene.holders = groups.map((group, k) => group.some((rank) => highestOf(rank) !== highestOf(group[0])) ? `rank ${raw.kept[k]}, most` : scene.names[k]);
   scene.nameOf = (rank) => scene.names[raw.kept.indexOf(rank)] ?? ranksName([rank], raw);
   scene.oneOf = (rank) => ranksName([rank], raw);
-  scene.pinnedOf = groups.map((group) => groups.findIndex((each) => each.includes(raw.parts[0][0] + group[0])));  // the same ranks of what is pinned, or -1
+  scene.pinnedOf = groups.map((_, k) => groups.findIndex((each) => each.includes(raw.parts[0][0] + raw.kept[k])));  // the same ranks of what is pinned, or -1
   scene.own = raw.parts[0][0]; scene.endOf = (rank) => raw.parts.find(([below]) => rank < below)[1];  // of the trace itself, without what is pinned
   scene.end = Math.max(scene.end, 1); scene.known = scene.plan.length ? scene.endOf(0) : scene.end;
   const ends = [...raw.step_ends], own = scene.spans.filter((s) => raw.rows[s.row][0] < scene.own);
@@ -91,6 +91,8 @@ function readScene(bytes, look, unfolded) {
   });
   scene.longest = scene.transfers.reduce((most, t) => Math.max(most, t.end - t.start), 0);
   scene.totals = raw.levels.map((rank) => Float64Array.from(rank, sum));
+  const most = scene.totals.map((totals, k) => (raw.kept[k] < scene.own ? -1 : totals.reduce((high, total) => Math.max(high, total), 0)));
+  scene.pinnedMost = most.indexOf(Math.max(...most));  // the fullest rank of what is pinned
   scene.peaks = raw.peaks.map((peak) => {
     const [tick, where, kinds, count, rows] = peak || [];
     return peak && { tick, where, kinds, count, rows, bytes: kinds.reduce((total, [, bytes]) => total + bytes, 0) };
@@ -181,7 +183,7 @@ function layoutOf(scene, width, wanted) {
   const scale = wanted ? Math.max(0.3, (wanted - TOP - AXIS - caption - under) / natural) : scene.chunks ? 0.64 : 1;
   [row, gap, strip, space] = [Math.min(row * scale, HIGHEST), gap * scale, strip * scale, space * scale];
   if (wanted && ranks && row < 13 && rows <= 12) {  // a box holds its label: memory takes what is left
-    [row, gap] = wanted - TOP - AXIS - caption - all * 13 - rows * 2 > LEAST ? [13, 2] : [11, 1];
+    [row, gap] = wanted - TOP - AXIS - caption - all * 13 - rows * 2 > LEAST ? [13, 2] : [Math.max(5, Math.min(11, (wanted - TOP - AXIS - caption - LEAST - rows) / all)), 1];
     strip = Math.max(6, (wanted - TOP - AXIS - caption - all * row - rows * gap) / ranks - space);
   }
   if (scene.chunks && row < 12 && row + gap >= 13) [row, gap] = [12, row + gap - 12];  // a round's box holds its label
@@ -437,11 +439,13 @@ function paintMemory(c, v, look) {
       levels.forEach((level, i) => { base[i] += level[k + 1]; });
       steps(levels.length - 1, -1, -1); c.closePath(); c.fillStyle = colour; c.fill();
     });
-    const its = scene.pinnedOf[rank], pinned = scene.levels[its] ?? [];
+    const its = L.strips.length < L.ranks ? scene.pinnedMost : scene.pinnedOf[rank], pinned = scene.levels[its] ?? [];
+    const until = Math.min(untilOf(v, scene.kept[its]), scene.endOf(scene.kept[its]));
     c.strokeStyle = theme.ink; c.lineWidth = 1; c.setLineDash([4, 3]); c.beginPath();  // what the pinned ones held
     for (const i of tellingOf(v, pinned, (i) => scene.totals[its][i])) {
+      if (pinned[i][0] >= until) break;
       const h = y(rank, scene.totals[its][i]);
-      c.lineTo(xOf(v, pinned[i][0]), h); c.lineTo(xOf(v, Math.min(pinned[i + 1]?.[0] ?? Infinity, untilOf(v, scene.kept[its]), scene.endOf(scene.kept[its]))), h);
+      c.lineTo(xOf(v, pinned[i][0]), h); c.lineTo(xOf(v, Math.min(pinned[i + 1]?.[0] ?? until, until)), h);
     }
     c.stroke(); c.setLineDash([]);
     c.strokeStyle = theme.rule; c.lineWidth = 1; c.beginPath();
@@ -470,7 +474,7 @@ function paintMemory(c, v, look) {
       c.setLineDash([5, 4]); c.beginPath(); c.moveTo(right - taken + 12, at - 4); c.lineTo(right - taken + 35, at - 4); c.stroke(); c.setLineDash([]);
     }
   }
-  const one = L.strips.length < L.ranks ? ` of ${scene.names[L.strips[0]]}, the fullest` : "", dashed = L.strips.some((rank) => scene.levels[scene.pinnedOf[rank]]?.length) ? ", dashed: pinned" : "";
+  const one = L.strips.length < L.ranks ? ` of ${scene.names[L.strips[0]]}, the fullest` : "", dashed = L.strips.some((rank) => scene.levels[scene.pinnedOf[rank]]?.length) ? "; dashed: pinned" : "";
   const scale = `memory by kind${one}, 0 to ${size(scene.peak)}${dashed}`;
   c.fillStyle = theme.soft; c.textAlign = "left";
   const thick = L.strips.some((rank) => scene.unread[rank].some(([start, end]) => start < v.to && end > v.from)) ? "; grey line: without what rises inside actions" : "";
