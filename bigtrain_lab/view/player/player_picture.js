@@ -92,7 +92,7 @@ function readScene(bytes, look, unfolded) {
   scene.longest = scene.transfers.reduce((most, t) => Math.max(most, t.end - t.start), 0);
   scene.totals = raw.levels.map((rank) => Float64Array.from(rank, sum));
   const most = scene.totals.map((totals, k) => (raw.kept[k] < scene.own ? -1 : totals.reduce((high, total) => Math.max(high, total), 0)));
-  scene.pinnedMost = most.indexOf(Math.max(...most));  // the fullest rank of what is pinned
+  scene.pinnedMost = raw.parts.length > 1 ? most.indexOf(Math.max(...most)) : -1;  // the fullest rank of what is pinned
   scene.peaks = raw.peaks.map((peak) => {
     const [tick, where, kinds, count, rows] = peak || [];
     return peak && { tick, where, kinds, count, rows, bytes: kinds.reduce((total, [, bytes]) => total + bytes, 0) };
@@ -440,7 +440,7 @@ function paintMemory(c, v, look) {
       steps(levels.length - 1, -1, -1); c.closePath(); c.fillStyle = colour; c.fill();
     });
     const its = L.strips.length < L.ranks ? scene.pinnedMost : scene.pinnedOf[rank], pinned = scene.levels[its] ?? [];
-    const until = Math.min(untilOf(v, scene.kept[its]), scene.endOf(scene.kept[its]));
+    const until = pinned.length && Math.min(untilOf(v, scene.kept[its]), scene.endOf(scene.kept[its]));
     c.strokeStyle = theme.ink; c.lineWidth = 1; c.setLineDash([4, 3]); c.beginPath();  // what the pinned ones held
     for (const i of tellingOf(v, pinned, (i) => scene.totals[its][i])) {
       if (pinned[i][0] >= until) break;
