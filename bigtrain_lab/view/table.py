@@ -62,8 +62,8 @@ def answers(
         slots[:1] = [f'<div class="btl-failed">{said}<span>{escape(failed)}</span></div>']
     shares = [told[name] for name in report.SHARES if name in told]
     shown = clock if all(getattr(row, clock) for row in shares) else "predicted"
-    amounts = [getattr(row, shown).value for row in shares if getattr(row, shown)]
-    if len(amounts) == len(report.SHARES) and amounts[0]:  # some labs compute nothing
+    if shares and all(getattr(row, shown) for row in shares):
+        amounts = [getattr(row, shown).value for row in shares]
         slots.insert(1, bar(amounts, pale=shown != clock))
     return f'<div class="btl-answers {"btl-stale" * bool(stale)}">{"".join(slots)}</div>'
 
