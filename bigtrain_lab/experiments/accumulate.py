@@ -29,7 +29,7 @@ class Accumulate(OfGPT, OneDevice):
     name: ClassVar[str] = "accumulate"
     question: ClassVar[str] = "My batch does not fit. Is it the same if I take it in pieces?"
     terms: ClassVar[dict[str, str]] = {"micro_batch": "micro-batch"}
-    figures: ClassVar[tuple[str, ...]] = ("accumulation", "timeline", "memory")
+    figures: ClassVar[tuple[str, ...]] = ("timeline", "memory", "accumulation")
     curves: ClassVar[dict[str, str]] = {"loss": "loss of each micro-batch"}
     answers: ClassVar[tuple[str, ...]] = (
         "gradient off by, token-weighted",

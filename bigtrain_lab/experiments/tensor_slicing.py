@@ -42,7 +42,7 @@ class ReadsOff(train.Lens):
 class TensorSlicing(Layered):
     name: ClassVar[str] = "tensor-slicing"
     question: ClassVar[str] = "One layer is too big. Where do I cut?"
-    figures: ClassVar[tuple[str, ...]] = ("rivals", "slices", "timeline", "memory")
+    figures: ClassVar[tuple[str, ...]] = ("rivals", "timeline", "slices", "memory")
     rivals_by: ClassVar[str] = "cut"
     answers: ClassVar[tuple[str, ...]] = (
         "step time",
