@@ -259,7 +259,7 @@ class Accumulate(OfGPT, OneDevice):
             min(self.accumulation, self.micro_batches),
             token_counts(mean_of_means, self.tokens()),
         )
-        yield "It is the same where each token counts once, as token-weighted."
+        yield "Token-weighted it is the same: each token counts once."
         yield (
             f"One micro-batch's activations are alive at a time, {size(saved)}; the window in one"
             f" pass would hold {size(self.activations(k))}."

@@ -59,7 +59,7 @@ class Checkpoint(OfGPT, OneDevice):
     answers: ClassVar[tuple[str, ...]] = (
         "saved activations, peak",
         "work beside keep-all",
-        "activations of keep-all, times fewer",
+        "activations, times fewer than keep-all",
     )
 
     plan: str = knob(
@@ -304,7 +304,7 @@ class Checkpoint(OfGPT, OneDevice):
             ),
             Quantity("saved activations, peak", "B", self.saved_peak),
             Quantity(
-                "activations of keep-all, times fewer",
+                "activations, times fewer than keep-all",
                 "times",
                 lambda t: self.everything / kept if (kept := self.saved_peak(t)) else None,
             ),

@@ -185,8 +185,8 @@ def test_player_holds_every_event_and_the_levels_of_the_trace(schedule):
         len(told["spans"]) == len(trace.spans()) and told["end"] / told["ticks"] == trace.makespan
     )
     assert len(told["transfers"]) == len(trace.transfers()) == 48
-    for rank in range(4):
-        levels = told["levels"][rank]
+    assert json.loads(pack(trace, pinned=trace))["levels"] == 2 * told["levels"]
+    for rank, levels in enumerate(told["levels"]):
         assert [(tick, sum(held)) for tick, *held in levels] == trace.levels(rank)
         for column, kind in enumerate(MEMORY_KINDS, 1):
             assert [(level[0], level[column]) for level in levels] == trace.levels(rank, kind)
