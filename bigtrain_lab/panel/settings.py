@@ -64,7 +64,6 @@ class Settings(widgets.GridBox):
         self._tell, self._tell_waiting, self._lock = answered, waiting, lock
         self._newest, self._asked, self._answered = Newest(), 0, 0
         self._quiet, self._moved, self._before, self._ahead = False, None, None, {}
-        self._taking = None  # the thread that takes what a page has moved
         super().__init__([], layout=widgets.Layout(**GRID))
         self.add_class("btl-controls")
         self.more = widgets.GridBox([], layout=widgets.Layout(**GRID)).add_class("btl-controls")
@@ -94,6 +93,16 @@ class Settings(widgets.GridBox):
         self.children, self.more.children = first, [self.search, *others, self.defaults]
         self.search.value = ""
         self.leaves = {leaf.model_id: leaf for leaf in leaves(self) + leaves(self.more)}
+        for leaf in self.leaves.values():
+            # a move waits for one that another thread takes, before its value is to be seen
+            leaf.set_state = self._alone(leaf.set_state)
+
+    def _alone(self, act: Callable) -> Callable:
+        def alone(*given):
+            with self._lock:
+                act(*given)
+
+        return alone
 
     @property
     def experiment_class(self) -> type:
@@ -113,32 +122,29 @@ class Settings(widgets.GridBox):
 
     def set(self, **settings) -> None:
         """Move controls, as a hand would, and predict once."""
-        self._quiet, self._ahead = True, {}
-        try:
-            for name, value in settings.items():
-                put(self.controls[name], value)
-                self._moved = name
-        finally:
-            self._quiet = False
-        self.predict()
+        with self._lock:
+            self._quiet, self._ahead = True, {}
+            try:
+                for name, value in settings.items():
+                    put(self.controls[name], value)
+                    self._moved = name
+            finally:
+                self._quiet = False
+            self.predict()
 
     def take(self, moves: dict[str, dict]) -> None:
         """Move what a page has moved, the last move last: {id of a leaf's model: its state}."""
-        self._taking = threading.get_ident()
-        try:
-            for model_id, state in moves.items():
-                if leaf := self.leaves.get(model_id):
-                    # set_state would echo it: over what the page has moved since, and not sent yet
-                    with leaf._lock_property(**state), leaf.hold_trait_notifications():
-                        for name, value in state.items():
-                            leaf.set_trait(name, value)
-        finally:
-            self._taking = None
+        for model_id, state in moves.items():
+            if leaf := self.leaves.get(model_id):
+                # set_state would echo it: over what the page has moved since, and not sent yet
+                with leaf._lock_property(**state), leaf.hold_trait_notifications():
+                    for name, value in state.items():
+                        leaf.set_trait(name, value)
 
     def settle(self) -> None:
         """Wait until what the controls say is predicted, unless it takes very long."""
         if self.predicting:
-            self.predict(STUCK_S, self._asked_of)  # a control may have moved on in another thread
+            self.predict(STUCK_S)
 
     def read_menus(self) -> None:
         """Offer what the families now hold; predict again only where a class has been typed or
@@ -157,16 +163,14 @@ class Settings(widgets.GridBox):
     def _on_move(self, name: str, change: dict) -> None:
         if not self._quiet:
             self._moved, self._before = name, change["old"]
-            # another thread waits here for one that takes later moves, or brings later ones itself
-            taken = self._taking == threading.get_ident()
-            self.predict(PATIENCE_S, {name: change["new"]} if taken else None)
+            self.predict(PATIENCE_S)
 
-    def predict(self, patience_s: float | None = None, known: dict[str, Any] | None = None) -> None:
-        """Predict what the controls say, and of some what is `known`; what takes longer than
-        `patience_s` comes later, unless a control moves on; without it, all that the lab says
-        comes at once. Of several threads one asks at a time."""
+    def predict(self, patience_s: float | None = None) -> None:
+        """Predict what the controls say; what takes longer than `patience_s` comes later, unless a
+        control moves on; without it, all that the lab says comes at once. Of several threads one
+        asks at a time."""
         with self._lock:
-            settings = {name: made.value for name, made in self.controls.items()} | (known or {})
+            settings = {name: made.value for name, made in self.controls.items()}
             self._asked_of = settings
             first, moved = self.experiment, self._moved
             mark(self.controls, first.idle_settings(settings), IDLE)

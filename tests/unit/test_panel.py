@@ -640,24 +640,25 @@ def test_a_press_takes_the_moves_of_its_page_and_none_that_comes_later(panel, mo
     press = threading.Thread(
         target=page, args=(panel, {"press": "pin"}), kwargs={"micro_batches": 5}
     )
-    later = threading.Thread(target=panel.controls["micro_batches"].set_trait, args=("value", 7))
+    move = panel.controls["micro_batches"]
+    later = threading.Thread(target=move.set_state, args=({"value": 7},))
     press.start()
     assert begun.wait(60)
     later.start()
-    until(lambda: panel.controls["micro_batches"].value == 7)
+    time.sleep(0.2)
+    assert move.value == 5
     gate.set()
     press.join()
-    until(lambda: panel.experiment.micro_batches == 7)
-    assert panel.pinned.experiment.micro_batches == 5
-    with panel._lock:  # an earlier move that has to wait undoes nothing
-        earlier = threading.Thread(
-            target=panel.controls["micro_batches"].set_trait, args=("value", 3)
-        )
-        earlier.start()
-        until(lambda: panel.controls["micro_batches"].value == 3)
-        page(panel, {"heard": 1}, micro_batches=6)
-    earlier.join()
-    assert panel.experiment.micro_batches == panel.controls["micro_batches"].value == 6
+    later.join()
+    assert (panel.pinned.experiment.micro_batches, panel.experiment.micro_batches) == (5, 7)
+    with panel._lock:  # the same move by its own message, heard first, that has to wait
+        same = threading.Thread(target=move.set_state, args=({"value": 6},))
+        same.start()
+        time.sleep(0.2)
+        page(panel, {"press": "pin"}, micro_batches=6)
+        assert panel.pinned.experiment.micro_batches == 6
+    same.join()
+    assert panel.experiment.micro_batches == 6
 
 
 def test_a_press_waits_for_a_prediction_that_takes_very_long(panel, monkeypatch):
