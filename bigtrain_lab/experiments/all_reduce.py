@@ -247,12 +247,15 @@ class AllReduce(OnNodes):
             Quantity(
                 "through rank 0, if all send to it",
                 "B",
-                lambda t: (
-                    2 * (t.ranks - 1) * self.elements * self.item
-                    if t.clock == "predicted" and adds_up(type(self.order))
-                    else None
-                ),
+                lambda t: self.through_one_bytes if t.clock == "predicted" else None,
             ),
+        )
+
+    @property
+    def through_one_bytes(self) -> int | None:
+        """In and out of rank 0, if all send to it; None of what does not add up everywhere."""
+        return (
+            2 * (self.ranks - 1) * self.elements * self.item if adds_up(type(self.order)) else None
         )
 
     relief: ClassVar[str] = "A smaller gradient (megabytes) would need less on each device."
@@ -269,8 +272,10 @@ class AllReduce(OnNodes):
         if not any(passed):
             return
         most, mean = max(passed), sum(passed) / trace.ranks
+        one = self.through_one_bytes or 0
+        beside = f" If all send to rank 0, its port passes {size(one)}." * (one > 0)
         yield (
-            f"All ports are equally busy: each passes {size(most)}, in and out together."
+            f"All ports are equally busy: each passes {size(most)}, in and out together.{beside}"
             if most < 1.01 * mean
             else (
                 f"The busiest port is rank {passed.index(most)}'s: it passes {size(most)}, in"

@@ -179,15 +179,17 @@ class Combined(Layered):
         )
 
     def why(self, trace: Trace) -> Iterable[str]:
+        found = [axis for axis in axes(trace) if dict(self.mesh.axes)[axis.name] > 1]
+        if found:
+            dear = max(found, key=lambda axis: axis.time)
+            yield (
+                f"All axes together take {1 - trace.shares().compute:.1%} of the ranks' time, waits"
+                f" and idle; {dear.name}, {WHAT[dear.name]}, takes the most."
+            )
         yield from (
             f"{axis.name}, {WHAT[axis.name]}: {duration(axis.time, trace.unit)} of a step"
             f" of {duration(trace.step_time, trace.unit)}, the mean over ranks; the busiest"
             f" rank sends {size(round(axis.bytes))}."
-            for axis in axes(trace)
-            if dict(self.mesh.axes)[axis.name] > 1
+            for axis in found
         )
         yield from self.launches(trace)
-        yield (
-            f"All axes together take {1 - trace.shares().compute:.1%} of the ranks' time: the"
-            " shares waits and idle."
-        )

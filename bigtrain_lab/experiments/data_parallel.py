@@ -233,11 +233,13 @@ class DataParallel(Layered):
 
         if trace.clock != "measured":
             copies = min(map(trace.busy, range(trace.ranks))) / trace.steps - self.alone_s
-            longer = f", of which {time(copies)} copies gradients into buckets and back"
             yield (
-                f"The speed-up is {self.replicas} steps of one replica, {time(self.alone_s)} each,"
-                f" over a step of {time(trace.step_time)}{longer * (copies > 0)}."
+                f"{self.replicas} replicas train {self.speed_up(trace):.3g} times as fast as one: a"
+                f" step takes {time(trace.step_time)} in place of {time(self.alone_s)}, for"
+                f" {self.replicas} times the samples."
             )
+            if copies > 0:
+                yield f"Of a step {time(copies)} copies gradients into buckets and back."
         wait, reduced = exposed(trace), travels(trace, 0)
         travelling = trace.units(sum(end - start for start, end in reduced.values())) / trace.steps
         yield (

@@ -393,23 +393,8 @@ class LargeBatch(Replicated):
     relief: ClassVar[str] = "Fewer samples at once would need less."
 
     def why(self, trace: Trace) -> Iterable[str]:
-        times = self.batch / BASE
-        if times > 1:
-            yield (
-                f"A batch of {self.batch:,} makes {times:g} times fewer updates than one of {BASE},"
-                f" and by the {self.scaling} rule each has"
-                f" {self.full_rate / self.learning_rate:.3g} times the rate: together they can go"
-                f" {times * self.learning_rate / self.full_rate:.3g} times less far."
-            )
-        if steps := of_layers(trace, STEP):
-            middle = len(self.looked) // 2
-            own = [values[middle] for values in steps.values()]
-            least, most = f"{min(own):.2%}", f"{max(own):.2%}"
-            yield (
-                f"In update {self.looked[middle]:,}, at a rate of"
-                f" {self.rate(self.looked[middle]):.3g}, a layer moved by"
-                f" {least if least == most else f'{least} to {most}'} of the length of its weights."
-            )
+        times, steps = self.batch / BASE, of_layers(trace, STEP)
+        if steps:
             reached, wanted = (
                 self.updates_to_target(trace),
                 f"{self.target:.0%} of the held-out samples",
@@ -418,6 +403,22 @@ class LargeBatch(Replicated):
                 f"It reached {wanted} at update {reached:,} of {self.steps:,}."
                 if reached
                 else f"It never reached {wanted}."
+            )
+        if times > 1:
+            yield (
+                f"A batch of {self.batch:,} makes {times:g} times fewer updates than one of {BASE},"
+                f" and by the {self.scaling} rule each has"
+                f" {self.full_rate / self.learning_rate:.3g} times the rate: together they can go"
+                f" {times * self.learning_rate / self.full_rate:.3g} times less far."
+            )
+        if steps:
+            middle = len(self.looked) // 2
+            own = [values[middle] for values in steps.values()]
+            least, most = f"{min(own):.2%}", f"{max(own):.2%}"
+            yield (
+                f"In update {self.looked[middle]:,}, at a rate of"
+                f" {self.rate(self.looked[middle]):.3g}, a layer moved by"
+                f" {least if least == most else f'{least} to {most}'} of the length of its weights."
             )
 
 

@@ -7,13 +7,12 @@ small that every sum is exact in float32, in whatever order.
 """
 
 from collections.abc import Iterable
-from dataclasses import replace
 from functools import cached_property
 from math import prod
 from typing import Any, ClassVar
 
 from .. import techniques
-from ..core import Mesh, Trace, duration, knob, refuse, size
+from ..core import Mesh, Trace, knob, refuse, size
 from ..core.later import torch
 from ..order import MOST, Action, Compute, Plan, Together
 from .experiment import Quantity
@@ -255,15 +254,6 @@ class Layouts(OnNodes):
             Quantity("memory of a rank", "B", lambda t: max(map(t.peak_bytes, range(t.ranks)))),
         )
 
-    @cached_property
-    def compared(self) -> dict[str, list]:
-        """Layout -> its quantities, of those that are possible."""
-        others = self.possible({name: {"layout": name, "fault": "none"} for name in LAYOUTS})
-        traces = {name: other.simulated() for name, other in others}
-        return {
-            name: [each.of(trace) for each in self.quantities] for name, trace in traces.items()
-        }
-
     @property
     def facts(self) -> dict[str, Any]:
         """What the figure draws of this layout: (start, stop) of rows and columns of each matrix on
@@ -283,16 +273,6 @@ class Layouts(OnNodes):
 
     def rivals(self) -> dict[str, dict[str, Any]]:
         return {f"{name}{ALSO.get(name, '')}": {"layout": name} for name in LAYOUTS}
-
-    def shown(self, figure: str, trace: Trace, pinned: Trace | None = None) -> Trace:
-        """For the figure of its name with all layouts, which take as long as so many moves."""
-        if figure != "layouts":
-            return trace
-        return replace(
-            trace,
-            settings=trace.settings
-            | {"facts": trace.settings["facts"] | {"compared": self.compared}},
-        )
 
     relief: ClassVar[str] = (
         "A layout that splits more, more ranks, or smaller n, d, f would need less on each device."
@@ -314,9 +294,6 @@ class Layouts(OnNodes):
             f"{each.ranks} parts: an all-reduce of {size(each.bytes)} along {each.axis}."
             for each in self.needed
         )
-        if trace.clock != "measured":
-            best = min(self.compared, key=lambda name: self.compared[name][2])
-            yield f"The fastest layout here is {best}: {duration(self.compared[best][2], 's')}."
 
 
 def sent(trace: Trace, forward: bool) -> int:

@@ -116,10 +116,9 @@ class MemoryExperiment(OfGPT, OneDevice):
     def why(self, trace: Trace) -> Iterator[str]:
         dry = self.dry
         largest = ", ".join(f"{row.name} ({size(row.bytes)})" for row in dry.alive[:3])
-        yield (
-            f"The peak of {size(dry.peak_bytes)} is in the {place(dry.peak_action)}; the largest"
-            f" that live then: {largest}."
-        )
+        kinds = ", ".join(f"{kind} {size(held)}" for kind, held in dry.kinds().items())
+        yield f"The peak of {size(dry.peak_bytes)} is in the {place(dry.peak_action)}: {kinds}."
+        yield f"The largest that live then: {largest}."
         highest = {action[2:]: held for action, _, held in dry.rises}  # of each step that rose
         if len(highest) > 1:
             yield (

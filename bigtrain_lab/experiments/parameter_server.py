@@ -351,9 +351,9 @@ class ParameterServing(OnHardware):
         if others:
             share = self.requests[slowest] / sum(self.requests)
             yield (
-                f"Worker {slowest} made {share:.1%} of the gradients, in the mean "
-                f"{ages[slowest]:.3g} updates old; those of the others were "
-                f"{min(others):.3g} to {max(others):.3g}."
+                f"Who does not wait applies old gradients: worker {slowest}'s, {share:.1%} of all,"
+                f" are {ages[slowest]:.3g} updates old in the mean, the others'"
+                f" {min(others):.3g} to {max(others):.3g}."
             )
         if self.mode == "bounded":
             most = (2 * self.bound + 1) * (self.workers - 1)

@@ -243,7 +243,6 @@ class Precision(OneDevice):
     def why(self, trace: Trace) -> Iterator[str]:
         if self.level in BREAKS:
             yield BREAKS[self.level]
-        yield from self.launches(trace)
         if skipped := last(trace, "skipped steps"):
             yield (
                 f"{skipped:g} of {self.steps} steps were skipped, since a gradient was inf or nan;"
@@ -258,6 +257,7 @@ class Precision(OneDevice):
                 f" what the forward saves, {self.bytes['activations'] / 1e6:.3g} MB instead of"
                 f" {plain['activations'] / 1e6:.3g}."
             )
+        yield from self.launches(trace)
 
     @property
     def state_bytes(self) -> int:

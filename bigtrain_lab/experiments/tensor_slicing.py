@@ -181,13 +181,11 @@ class TensorSlicing(Layered):
         times, sends = sum(call.times for call in own), sum(call.bytes for call in own)
         layer = sum(p.numel() for p in on_meta(self.config, 1, 1).parameters())
         tokens, most = self.rows * self.sequence, 3 * self.width
-        yield (
-            f"A layer calls {times:.0f} collectives a step, in which each rank sends {size(sends)};"
-            f" data parallel would send {size(self.replicated_bytes(layer))} for that layer's"
-            " gradients."
-        )
-        yield from self.launches(trace)
         if self.cut == "column-row":
+            yield (
+                "Columns before rows: GELU needs no sum before it, so only the results of a block"
+                " are summed."
+            )
             less = "fewer" if tokens < most else "more" if tokens > most else "as many"
             yield (
                 "4 b s h values of activations stand against 12 h^2 of gradients, so slicing sends"
@@ -204,6 +202,12 @@ class TensorSlicing(Layered):
                 f" result is gathered. The MLP's forward sends {mlp / theirs:.3g} times the bytes"
                 " of column-row."
             )
+        yield (
+            f"A layer calls {times:.0f} collectives a step, in which each rank sends {size(sends)};"
+            f" data parallel would send {size(self.replicated_bytes(layer))} for that layer's"
+            " gradients."
+        )
+        yield from self.launches(trace)
         if time := in_sums(trace):
             alone_s = (
                 self.replace(

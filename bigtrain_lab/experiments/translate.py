@@ -427,8 +427,8 @@ class Translate(Replicated):
         ]
         if self.replicas > 1 and trace.clock != "measured":
             yield (
-                f"The speed-up is a run of {duration(self.alone_s, unit)} on one rank, over one of"
-                f" {duration(whole, unit)}."
+                f"{self.replicas} ranks train {self.alone_s / whole:.3g} times as fast as one: the"
+                f" run takes {duration(whole, unit)} in place of {duration(self.alone_s, unit)}."
             )
         yield f"Of {duration(whole, unit)} the slowest rank spends {', '.join(told)}."
         if wait := starved(trace):

@@ -7,6 +7,7 @@ beside the next run, and a kept run reopened.
 """
 
 import gc
+import re
 import sys
 import threading
 import time
@@ -34,6 +35,7 @@ PAUSE_S, RESTS = 0.1, 20  # a hand that has made so many pauses is not about to 
 AT_ONCE_S, SWITCH_S = 0.0005, sys.getswitchinterval()
 AHEAD, RUNS = Newest(), set()  # of all panels of a kernel one looks ahead, while none runs
 LEAST_SHARE = 0.05  # of a run, from which the time left is told
+LINE = 165  # letters of the answer below the question
 BUSY = 4  # pause at least so many times as long as the reading took
 FRAME = Path(__file__).with_name("frame.css").read_text(encoding="utf-8")
 
@@ -79,6 +81,7 @@ class Panel(widgets.VBox):
         self.settings = Settings(first, self._on_prediction, self._on_waiting, self._lock)
         self.bar = bar = Bar()
         self.run_button, self.stop_button, self.status = bar.run, bar.stop, bar.status
+        self.lead = widgets.HTML(layout=widgets.Layout(width="auto")).add_class("btl-lead")
         self.answers = widgets.HTML(layout=widgets.Layout(width="auto"))
         self.picture = Picture(
             bar.status,
@@ -107,6 +110,7 @@ class Panel(widgets.VBox):
             widgets.HBox([self._heading, bar], layout=widgets.Layout(width="auto")).add_class(
                 "btl-top"
             ),
+            self.lead,
             self.settings,
             self.answers,
             self.picture,
@@ -271,7 +275,7 @@ class Panel(widgets.VBox):
         """Why the settings cannot be, over the picture; why the last run failed, first of all that
         is said."""
         self.picture.refuse(table.trouble(self._refusal) if self._refusal else "", self._offer)
-        for part in (self.answers, self.foot.why):
+        for part in (self.lead, self.answers, self.foot.why):
             (part.add_class if self._refusal else part.remove_class)("btl-refused")
 
     def _enable(self) -> None:
@@ -359,7 +363,7 @@ class Panel(widgets.VBox):
             pinned,
             self._compared.changed if self.tabs.value in CLOCKS[1:] else "",
         )
-        (self.foot.remove_class if made.told.is_set() else self.foot.add_class)("btl-untold")
+        (self.remove_class if made.told.is_set() else self.add_class)("btl-untold")
         if not made.told.is_set() and not self._failure:
             return  # what stands there is of the settings before, and grey
         trouble = (
@@ -367,8 +371,12 @@ class Panel(widgets.VBox):
             if self._failure
             else ""
         )
+        first, *others = report.whole_first(self._compared.sentences) or [""]
+        if len(first) > LINE:
+            first, others = re.split("[.:] ", first)[0] + ".", [first, *others]
+        self.lead.value = table.why([first])
         self.foot.why.value = trouble + table.why(
-            self._compared.sentences, self._compared.told_of(self.tabs.value), made.description
+            others, self._compared.told_of(self.tabs.value), made.description
         )
         told = table.numbers(rows, self._compared.changed, pinned, self._compared.changes())
         self.foot.numbers.value = (

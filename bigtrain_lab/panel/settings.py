@@ -5,6 +5,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from typing import Any, ClassVar
 
 import psutil
@@ -95,14 +96,11 @@ class Settings(widgets.GridBox):
         self.leaves = {leaf.model_id: leaf for leaf in leaves(self) + leaves(self.more)}
         for leaf in self.leaves.values():
             # a move waits for one that another thread takes, before its value is to be seen
-            leaf.set_state = self._alone(leaf.set_state)
+            leaf.set_state = partial(self._alone, leaf.set_state)
 
-    def _alone(self, act: Callable) -> Callable:
-        def alone(*given):
-            with self._lock:
-                act(*given)
-
-        return alone
+    def _alone(self, act: Callable, *given) -> None:
+        with self._lock:
+            act(*given)
 
     @property
     def experiment_class(self) -> type:

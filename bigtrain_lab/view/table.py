@@ -198,7 +198,8 @@ def rivals(given: list[Rival], limit: int | None, by: str = "", title: str = "")
     boxes = words.facts(traces[0]).get("boxes", {}) if traces else {}
     names = f'<span class="btl-parts"><i>{"</i><i>".join(boxes)}</i></span>' * bool(boxes)
     key += [f"{', '.join(boxes)}: in the colour of the first rank there; grey: all"] * bool(boxes)
-    place = f"--limit:{100 * (limit or 9 * most) / (most or 1):.2f}%"  # beyond its column: none
+    # a limit beyond its column is none
+    place = f"--rows:{len(given)};--limit:{100 * (limit or 9 * most) / (most or 1):.2f}%"
     return (
         f'<div class="btl-rivals" style="{place}"><div class="btl-shares"><span>'
         f"<b>{escape(title)}</b> Click a row"
@@ -330,14 +331,11 @@ def against(row: report.Row, clock: str, stale: str) -> str:
 
 
 def why(sentences: list[str], of: str = "", about: str = "") -> str:
-    """What is said of the whole comes first, and its first sentence is bold; then the ranks, then
-    what it is `about`. `of`: the clock that they are of, where another one is shown."""
+    """What is said of the whole comes first, then the ranks, then what it is `about`. `of`: the
+    clock that they are of, where another one is shown."""
     told = [
         *[f'<p class="btl-soft">Of what is {escape(of)}:</p>'] * bool(of),
-        *(
-            f"<p>{escape(s)}</p>" if at or report.of_a_rank(s) else f"<p><b>{escape(s)}</b></p>"
-            for at, s in enumerate(report.whole_first(sentences))
-        ),
+        *(f"<p>{escape(s)}</p>" for s in report.whole_first(sentences)),
         *[f'<p class="btl-soft">{escape(about)}</p>'] * bool(about),
     ]
     return f'<div class="btl-why">{"".join(told)}</div>' if told else ""

@@ -55,7 +55,7 @@ def test_a_browser_is_told_the_words_of_a_panel_and_a_program_reads_english(monk
         each.get_state()
         for each in (
             shown.controls["micro_batches"],
-            shown.foot.why,
+            shown.lead,
             shown.run_button,
             shown.picture.lenses,
             shown.picture.rivals,
@@ -69,7 +69,7 @@ def test_a_browser_is_told_the_words_of_a_panel_and_a_program_reads_english(monk
     )
     assert "总共有 27.3% 的 rank 时间空闲" in why["value"] and "时间线" in lenses["_options_labels"]
     assert shown.run_button.description.endswith("ranks") and (
-        "of the ranks" in shown.foot.why.value and "a batch of" in shown.foot.why.value
+        "of the ranks" in shown.lead.value and "a batch of" in shown.foot.why.value
     )
 
 

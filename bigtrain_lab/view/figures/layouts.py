@@ -1,4 +1,4 @@
-"""Which part of each matrix lies on which rank, and what every layout sends, takes and holds.
+"""Which part of each matrix lies on which rank.
 
 The matrices lie as in a product by hand: X left of Y, W above it. A part's number is its rank;
 several hold duplicates.
@@ -8,9 +8,8 @@ from collections.abc import Iterable
 from itertools import pairwise
 
 import plotly.graph_objects as go
-from plotly.subplots import make_subplots
 
-from ...core import Trace, duration, grouped, size
+from ...core import Trace, grouped
 from .. import palette, words
 from .timeline import framed
 
@@ -20,21 +19,17 @@ GAP = 1.16  # from a matrix to the next
 
 
 def layouts(trace: Trace) -> go.Figure:
-    """Two pictures side by side: the parts, and the layouts compared, the chosen one bold, where
-    the lab has handed them (Layouts.shown)."""
+    """The parts of X, W and Y."""
     facts = words.facts_of(trace, "boxes", "knows no layouts", "layouts")
-    figure = make_subplots(cols=2, column_widths=[0.36, 0.64], horizontal_spacing=0.14)
+    figure = go.Figure()
     for matrix, boxes in facts["boxes"].items():
         draw_parts(figure, matrix, boxes, facts["sizes"])
-    figure.update_xaxes(visible=False, range=[-0.2, 1 + GAP], row=1, col=1)
-    figure.update_yaxes(visible=False, range=[-0.06, 1.12 + GAP], row=1, col=1)
-    draw_compared(figure, facts.get("compared", {}), facts["layout"])
-    ranks = len(facts["boxes"]["X"])
+    figure.update_xaxes(visible=False, range=[-0.2, 1 + GAP])
+    figure.update_yaxes(visible=False, range=[-0.06, 1.12 + GAP])
     return framed(
         figure,
-        f"{facts['layout']}: the parts of {ranks} ranks, and what each layout sends",
+        f"{facts['layout']}: the parts of {len(facts['boxes']['X'])} ranks",
         360,
-        barmode="stack",
         margin={"l": 8, "r": 16, "t": 72, "b": 44},
     )
 
@@ -59,16 +54,12 @@ def draw_parts(figure: go.Figure, matrix: str, boxes: list, sizes: dict) -> None
             ]
             for above in pairwise(rows)
         ],
-        row=1,
-        col=1,
     )
     figure.add_annotation(
         x=GAP * right + 0.5,
         y=GAP * up + 1.06,
         showarrow=False,
         font_size=12,
-        row=1,
-        col=1,
         text=f"<b>{matrix}</b>[{down} {sizes[down]:,}, {across} {sizes[across]:,}]",
     )
 
@@ -118,48 +109,3 @@ def label(own: list[int], ranks: int) -> str:
     if ranks > NUMBERED:
         return ""
     return "all" if len(own) == ranks > 1 else " ".join(map(str, own))
-
-
-def draw_compared(figure: go.Figure, compared: dict, chosen: str) -> None:
-    """A bar a layout: bytes that a rank sends forward and backward; beside it time and memory."""
-    names = list(reversed(compared))
-    rows = [f"<b>▸ {name}</b>" if name == chosen else name for name in names]
-    for at, way in enumerate(("forward", "backward")):
-        sent = [compared[name][at] for name in names]
-        figure.add_bar(
-            y=rows,
-            x=sent,
-            orientation="h",
-            name=f"sent {way}",
-            width=0.62,
-            hoverinfo="text",
-            marker={"color": palette.phase(way[0].upper()), "line_width": 0},
-            row=1,
-            col=2,
-            hovertext=[
-                f"{name}: {size(one)} sent by each rank, {way}" for name, one in zip(names, sent)
-            ],
-        )
-    for name, row in zip(names, rows):
-        forward, backward, seconds, held = compared[name]
-        told = f"{size(forward + backward)}, {duration(seconds, 's')}, holds {size(held)}"
-        figure.add_annotation(
-            x=forward + backward,
-            y=row,
-            text=f" <b>{told}</b>" if name == chosen else f" {told}",
-            showarrow=False,
-            xanchor="left",
-            font_size=11,
-            row=1,
-            col=2,
-        )
-    most = max((forward + backward for forward, backward, *_ in compared.values()), default=0)
-    figure.update_xaxes(
-        title="bytes that each rank sends; time; memory of a rank",
-        row=1,
-        col=2,
-        showticklabels=False,
-        showgrid=False,
-        range=[0, 1.75 * most or 1],
-    )
-    figure.update_yaxes(ticksuffix="  ", showgrid=False, row=1, col=2)
