@@ -29,7 +29,7 @@ WINGS = {
     "panel": (["panel/*.py", "view/*.py", "view/page/page.html"], []),
     "pictures": (["view/figures/*.py"], []),
     "labs": (["experiments/*.py"], []),
-    "orders": (["order/explain.py"], ["core/*.py"], ["order/**/*.py"]),
+    "orders": (["order/explain.py"], [], ["core/*.py", "order/**/*.py"]),
     "runs": (["runtime/failure/*.py"], [], ["runtime/**/*.py"]),
     "techniques": ([], ["techniques/**/*.py"], ["models/*.py", "train/**/*.py", "data/*.py"]),
     "checks": ([f"grading/{name}.py" for name in CHECKING], []),
@@ -81,10 +81,11 @@ def literals(tree: ast.AST) -> Iterator[tuple[int, str]]:
 
 
 def refusals(tree: ast.AST, calls=("Impossible",)) -> Iterator[tuple[int, str]]:
-    """The same of what these calls say."""
+    """The same of what these calls say, but where they raise another `error` than Impossible."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and getattr(node.func, "id", "") in calls:
-            yield from literals(ast.Expression(node))
+            if "error" not in {keyword.arg for keyword in node.keywords}:
+                yield from literals(ast.Expression(node))
 
 
 def compared(tree: ast.AST) -> Iterator[tuple[int, str]]:

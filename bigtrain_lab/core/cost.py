@@ -13,7 +13,7 @@ from functools import lru_cache
 from math import ceil
 from typing import NamedTuple
 
-from .impossible import Impossible
+from .impossible import Impossible, refuse
 from .lane import FREE, Link
 
 
@@ -111,11 +111,13 @@ class Cost:
 
     def __post_init__(self):
         given = [exact(share) for share in self.shares.values()]
-        if any(share <= 0 for share in given) or sum(given) > 1:
-            raise Impossible(
+        refuse(
+            (
+                any(share <= 0 for share in given) or sum(given) > 1,
                 f"The lanes' shares of the links are {dict(self.shares)}: "
-                "give each more than 0, and all together at most 1."
+                "give each more than 0, and all together at most 1.",
             )
+        )
         for name, table in (
             ("duration", self.durations),
             ("message", self.messages),

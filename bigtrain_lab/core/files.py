@@ -14,7 +14,7 @@ from pathlib import Path
 from threading import get_ident
 from typing import Any, BinaryIO
 
-from .impossible import Impossible
+from .impossible import Impossible, refuse
 
 MOST_BYTES = 4_000_000  # of a file of JSON: those of a run have some kilobytes
 ESCAPE = re.compile(r'\\(?:[\\"nt/]|([bfr]|u[0-9a-f]{4}))')  # of json.dumps; group 1: control
@@ -25,8 +25,12 @@ def write_whole(path, content: str | bytes) -> Path:
     """Write a file so that it is there whole or not at all, whoever else writes it; Impossible, in
     a sentence, where it cannot be."""
     path = Path(path)
-    if not path.name or os.path.isdir(path):  # Path.is_dir raises for a name that is too long
-        raise Impossible(f"Cannot write {path}: it is a folder; name a file in it.")
+    refuse(
+        (
+            not path.name or os.path.isdir(path),  # Path.is_dir raises for a name that is too long
+            f"Cannot write {path}: it is a folder; name a file in it.",
+        )
+    )
     partial = path.with_name(f"{path.name}.{os.getpid()}-{get_ident()}.partial")
     try:
         partial.write_bytes(content if isinstance(content, bytes) else content.encode())

@@ -16,14 +16,18 @@ def refuse(*cases: tuple[object, str], error: type[Exception] = Impossible) -> N
 
 def refuse_counts(of: str, counts: dict) -> None:
     """Refuse a count that is no whole number of at least 1; `of`: the sort of plan."""
-    for name, value in counts.items():
-        if not isinstance(value, int) or value < 1:
-            raise Impossible(
-                f"{name.replace('_', '-')} is {value!r}: a {of} needs a whole number of at least 1."
+    refuse(
+        *(
+            (
+                not isinstance(value, int) or value < 1,
+                f"{name.replace('_', '-')} is {value!r}: a {of} needs a whole number of at least"
+                " 1.",
             )
+            for name, value in counts.items()
+        )
+    )
 
 
 def refuse_unknown(what: str, name, known) -> None:
     """Refuse a name that is none of those known; `what`: "figure called"."""
-    if name not in known:
-        raise Impossible(f"There is no {what} {name!r}: choose one of {', '.join(known)}.")
+    refuse((name not in known, f"There is no {what} {name!r}: choose one of {', '.join(known)}."))

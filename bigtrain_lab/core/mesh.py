@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import product
 from math import prod
 
-from .impossible import Impossible, refuse_counts
+from .impossible import Impossible, refuse, refuse_counts
 
 
 @dataclass(frozen=True, init=False)
@@ -46,11 +46,15 @@ class Mesh:
     def peers(self, rank: int, *axes: str) -> tuple[int, ...]:
         """The ranks that differ from `rank` along these axes only, itself included, in order."""
         sizes = dict(self.axes)
-        for axis in axes:
-            if axis not in sizes:
-                raise Impossible(
-                    f"This mesh has no axis {axis!r}: its axes are {', '.join(sizes) or 'none'}."
+        refuse(
+            *(
+                (
+                    axis not in sizes,
+                    f"This mesh has no axis {axis!r}: its axes are {', '.join(sizes) or 'none'}.",
                 )
+                for axis in axes
+            )
+        )
         own = self.coords(rank)
         return tuple(
             self.rank(**own | dict(zip(axes, place)))

@@ -35,7 +35,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from .cost import COLLECTIVES
 from .events import TRACE_RANKS, Alive, Memory, Scalar, Span, Transfer, event_of
 from .files import MOST_BYTES, clean_json, clean_line, open_regular, write_whole
-from .impossible import Impossible
+from .impossible import Impossible, refuse
 
 MARK = "R"  # the kind of a span that only says that a round begins
 CLOCKS = ("predicted", "modelled", "measured")
@@ -384,11 +384,13 @@ class Trace:
             raise Impossible(
                 f"{path} is not a trace: choose a file that Trace.save wrote."
             ) from error
-        if version != VERSION:
-            raise Impossible(
+        refuse(
+            (
+                version != VERSION,
                 f"{path} has trace version {str(version)[:20]}, this library reads {VERSION}: save"
-                " it again with this one."
+                " it again with this one.",
             )
+        )
         return Header.model_validate_json(json.dumps(header))
 
     def to_chrome(self, path) -> Path:

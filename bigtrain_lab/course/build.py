@@ -81,9 +81,8 @@ def notebook(name: str, student: str = "") -> NotebookNode:
         int(part.word) for part in of if part.kind == "question"
     )
     names = {"draw": random.Random(f"{name} {student}"), "points": points}
-    for part in of:
-        if part.kind == "draw":
-            exec(part.text, names)
+    for text in (part.text for part in of if part.kind == "draw"):
+        exec(text, names)
     made = v4.new_notebook(metadata={"kernelspec": KERNEL})
     for number, part in enumerate(of):
         made.cells += cells_of(part, number, names)

@@ -35,8 +35,9 @@ def findings(folder: Path, cores: int, assignments: tuple[str, ...] = ()) -> Ite
     yield from machine()
     found = asked_for(sources(folder), assignments)
     broken = {each.path: list(faults(each)) for each in found}
-    for path, told in broken.items():
-        yield from (Finding("fail", path.stem, fault) for fault in told)
+    yield from (
+        Finding("fail", path.stem, fault) for path, told in broken.items() for fault in told
+    )
     tasks = {
         (source.path.stem, exercise.topic, which): (exercise.topic, pieces)
         for source in found

@@ -101,8 +101,13 @@ def read(path: Path) -> dict:
         raise ValueError(f"The file cannot be read: {error.strerror}.") from error
     except (ValueError, RecursionError) as error:
         raise ValueError("The file is no notebook: it is not JSON.") from error
-    if not isinstance(inside(notebook, "cells"), list):
-        raise ValueError("The file is no notebook of format 4: it has no list of cells.")
+    refuse(
+        (
+            not isinstance(inside(notebook, "cells"), list),
+            "The file is no notebook of format 4: it has no list of cells.",
+        ),
+        error=ValueError,
+    )
     return notebook
 
 
@@ -244,9 +249,11 @@ def handed_in(home: Path, name: str) -> tuple[Path | None, str]:
     others = sorted(home.glob("*.ipynb"))
     if home / name in others:
         return home / name, ""
-    if len(others) == 1:
-        return others[0], f"The notebook is called {others[0].name}, not {name}."
-    return None, f"There is no notebook called {name}."
+    return (
+        (others[0], f"The notebook is called {others[0].name}, not {name}.")
+        if len(others) == 1
+        else (None, f"There is no notebook called {name}.")
+    )
 
 
 def submission(student, source: Source, path, cells: list[Cell], defects: list[str]) -> Submission:

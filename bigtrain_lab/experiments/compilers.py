@@ -339,21 +339,21 @@ class Compile(OnOneRank):
         slow, fast, graph = (
             sum(map(sum, self.seconds(name).values())) for name in ("eager", "ours", "cuda-graph")
         )
-        yield f"On {self.hardware} fused kernels are {slow / fast:.1f} times as fast as eager ones."
-        for way in eager:
-            yield (
-                f"{way.capitalize()}: {counted(eager[way][0], 'kernel')} and {size(eager[way][1])} "
-                f"moved by eager, {counted(now[way][0], 'kernel')} and {size(now[way][1])} fused."
-            )
         hidden = (
             " A CUDA graph takes as long as eager here: each kernel lasts longer than the launch of"
             f" the next, {duration(self.profile.launch_s, 's')}, so no launch is seen."
         )
         yield (
-            "A model that spends 30% of its time on such operators gains a factor of "
+            f"On {self.hardware} fused kernels are {slow / fast:.1f} times as fast as eager ones. A"
+            " model that spends 30% of its time on such operators gains a factor of "
             f"{1 / (0.7 + 0.3 * fast / slow):.2f}: the rest is as before."
             f"{hidden * (duration(slow, 's') == duration(graph, 's'))}"
         )
+        for way in eager:
+            yield (
+                f"{way.capitalize()}: {counted(eager[way][0], 'kernel')} and {size(eager[way][1])} "
+                f"moved by eager, {counted(now[way][0], 'kernel')} and {size(now[way][1])} fused."
+            )
         if self.compiler == "inductor":
             yield "What inductor makes is known only once it ran: it is charged as ours."
         if self.compiler == "cuda-graph":

@@ -234,12 +234,10 @@ class DataParallel(Layered):
         if trace.clock != "measured":
             copies = min(map(trace.busy, range(trace.ranks))) / trace.steps - self.alone_s
             yield (
-                f"{self.replicas} replicas train {self.speed_up(trace):.3g} times as fast as one: a"
-                f" step takes {time(trace.step_time)} in place of {time(self.alone_s)}, for"
-                f" {self.replicas} times the samples."
+                f"{self.replicas} replicas train {self.speed_up(trace):.3g} times as fast as one:"
+                f" a step is {time(self.alone_s)} as on one, {time(max(copies, 0))} of copies of"
+                f" gradients into buckets and back, {time(exposed(trace))} of waiting for them."
             )
-            if copies > 0:
-                yield f"Of a step {time(copies)} copies gradients into buckets and back."
         wait, reduced = exposed(trace), travels(trace, 0)
         travelling = trace.units(sum(end - start for start, end in reduced.values())) / trace.steps
         yield (

@@ -106,6 +106,7 @@ class LargeBatch(Replicated):
     question: ClassVar[str] = "With 64 times the chips, may I use 64 times the batch?"
     figures: ClassVar[tuple[str, ...]] = ("curves", "trust", "learning", "rivals")
     rivals_by: ClassVar[str] = "batch"
+    rivals_take: ClassVar[str] = "the whole run"
     curves: ClassVar[dict[str, str]] = {
         "loss": "loss, held out; thin: training",
         TEST_LOSS: "loss, held out; thin: training",

@@ -287,7 +287,7 @@ class Layouts(OnNodes):
         )
 
     def why(self, trace: Trace) -> Iterable[str]:
-        yield "One idea: one product, cut along other letters. Sums over a cut letter are sent."
+        yield "One idea: one product, cut along n, d or f. What is summed over a cut is sent."
         over = {axis: dim for dim, axis in self.split.items()}
         yield from (
             f"{each.result} sums over {over[each.axis]}, of which each rank has 1 of "

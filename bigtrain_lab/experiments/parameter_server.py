@@ -37,7 +37,8 @@ class ParameterServing(OnHardware):
     question: ClassVar[str] = "Why wait for the slowest?"
     figures: ClassVar[tuple[str, ...]] = ("rivals", "timeline", "staleness")
     rivals_by: ClassVar[str] = "mode"
-    rivals_tell: ClassVar[tuple[str, ...]] = ("gradients applied a slot", "staleness, mean")
+    rivals_tell: ClassVar[tuple[str, ...]] = ("staleness, mean",)
+    rivals_take: ClassVar[str] = "time a gradient"
     curves: ClassVar[dict[str, str]] = {"loss": "loss of each worker's batch"}
     answers: ClassVar[tuple[str, ...]] = (
         "gradients applied a slot",
@@ -299,6 +300,9 @@ class ParameterServing(OnHardware):
 
         return (
             Quantity(f"gradients applied a {self.profile.unit}", "", rate),
+            Quantity(
+                "time a gradient", self.profile.unit, lambda t: t.makespan / sum(self.requests)
+            ),
             Quantity("staleness, mean", "updates", lambda t: self.stale(t, mean)),
             Quantity("staleness, worst", "updates", lambda t: self.stale(t, max)),
             Quantity(

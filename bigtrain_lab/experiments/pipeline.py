@@ -4,7 +4,7 @@ A byte-level GPT is cut into one stage a rank and trained on real text by the sc
 choice.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from fractions import Fraction
 from functools import cached_property
@@ -12,9 +12,9 @@ from math import fsum
 from typing import ClassVar
 
 from .. import models, techniques, train
-from ..core import Impossible, knob, refuse, size
+from ..core import Impossible, Trace, knob, refuse, size
 from ..core.later import torch
-from ..order import Piece, Schedule, Stage, balanced
+from ..order import Piece, Schedule, Stage, balanced, fullest_bytes
 from ..runtime.kept import kept
 from .of_gpt import OfGPT
 from .pipelined import Pipelined
@@ -110,6 +110,19 @@ class PipelineExperiment(OfGPT, Pipelined):
             f" stage{'s' * (len(weights) > 1)}; a batch of {self.micro_batches} x {self.rows}"
             f" samples of {self.sequence} bytes"
         )
+
+    def why(self, trace: Trace) -> Iterable[str]:
+        """Beside GPipe, whose memory grows with the micro-batches."""
+        if self.rivals_by == "schedule" and self.schedule != "gpipe":
+            gpipe = self.replace(schedule="gpipe", fault="none").predict()
+            (idle, held), (more_idle, more) = (
+                (of.shares().idle, size(fullest_bytes(of))) for of in (trace, gpipe)
+            )
+            yield (
+                f"{self.schedule} idles {idle:.1%} of the time and holds {held} at most; gpipe"
+                f" idles {more_idle:.1%} and holds {more}."
+            )
+        yield from super().why(trace)
 
     # -- theory ------------------------------------------------------------------------------------
 

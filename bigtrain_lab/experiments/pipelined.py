@@ -118,6 +118,11 @@ class Pipelined(OnHardware):
         """Each of a rank's chunks costs a fraction of a slot."""
         return self.ticks_of_chunk * self.order.stages // self.order.ranks
 
+    @property
+    def slot(self) -> int:
+        """It is the work of a stage."""
+        return self.order.ranks
+
     slots: ClassVar[dict] = {"F": 1, "B": 2, "I": 1, "W": 1, "U": 0}  # all stages are equal
 
     def priced(self) -> dict[str, list]:

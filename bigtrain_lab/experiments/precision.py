@@ -240,9 +240,13 @@ class Precision(OneDevice):
             + " rows or a smaller model would need less."
         )
 
+    @property
+    def breaks(self) -> str:
+        return BREAKS.get(self.level, "")
+
     def why(self, trace: Trace) -> Iterator[str]:
-        if self.level in BREAKS:
-            yield BREAKS[self.level]
+        if self.breaks:
+            yield self.breaks
         if skipped := last(trace, "skipped steps"):
             yield (
                 f"{skipped:g} of {self.steps} steps were skipped, since a gradient was inf or nan;"

@@ -128,8 +128,8 @@ class Staleness(Pipelined):
         if late := self.delay(0):
             stable = techniques.delayed_descent.largest_stable_rate(late) / 2
             yield (
-                f"Stage 0 uses weights that are {counted(late, 'update')} old. Where the loss is a"
-                f" parabola, that is stable up to {stable:.0%} of the largest learning rate."
+                f"Stage 0 uses weights that are {counted(late, 'update')} old: on a parabola it can"
+                f" learn at {stable:.0%} of the largest rate that fresh weights allow."
             )
         yield from super().why(trace)
 

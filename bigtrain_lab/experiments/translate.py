@@ -1,4 +1,4 @@
-"""Does it hold on a real task? A translator, with all that its training needs beside the model.
+"""Does data parallel pay on a real translator? With all that its training needs beside the model.
 
 Numbers and dates from English into Chinese numerals: a task whose truth is known. Batches of so
 many tokens are shared by ranks; the rate warms up; now and then the held-out pairs' loss and BLEU
@@ -41,10 +41,11 @@ HOST = Wire(
 
 class Translate(Replicated):
     name: ClassVar[str] = "translate"
-    question: ClassVar[str] = "Does it hold on a real task?"
+    question: ClassVar[str] = "Does data parallel pay on a real translator?"
     figures: ClassVar[tuple[str, ...]] = ("rivals", "curves", "timeline", "memory")
     rivals_by: ClassVar[str] = "replicas"
-    rivals_tell: ClassVar[tuple[str, ...]] = ("the run", "speed-up over one rank")
+    rivals_tell: ClassVar[tuple[str, ...]] = ("speed-up over one rank",)
+    rivals_take: ClassVar[str] = "the run"
     curves: ClassVar[dict[str, str]] = {
         "train loss": "loss, held out; thin: training",
         "held-out loss": "loss, held out; thin: training",

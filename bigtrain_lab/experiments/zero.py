@@ -90,6 +90,7 @@ class Zero(Layered):
         },
         "hardware": "rtx3090-pcie",
         "sequence": 16,
+        "width": 512,  # of less, launches of kernels would decide the order of the stages
     }
 
     unused: ClassVar[tuple] = (

@@ -120,9 +120,12 @@ def peak_bytes(
     """Most bytes alive together in the first `steps` training steps. `model`: a GPTConfig, which
     says its own dtype, or the widths of an MLP, as (16, 64, 10); `batch` samples. Impossible for an
     optimizer that is in no menu."""
-    if isinstance(model, GPTConfig):
-        return gpt_steps(model, batch, optimizer, steps).peak_bytes
-    return mlp_steps(model, batch, optimizer, dtype, steps).peak_bytes
+    run = (
+        gpt_steps(model, batch, optimizer, steps)
+        if isinstance(model, GPTConfig)
+        else mlp_steps(model, batch, optimizer, dtype, steps)
+    )
+    return run.peak_bytes
 
 
 def training(

@@ -63,8 +63,15 @@ def timed_as(config: GPTConfig, batch: int) -> str:
 def of_pieces(config: GPTConfig, three: list) -> list[tuple[float, float]]:
     """The times of all pieces, from those of embedding, block and head."""
     embedding, block, head = ((float(forward), float(backward)) for forward, backward in three)
-    if not all(0 < seconds < MOST_S for times in (embedding, block, head) for seconds in times):
-        raise ValueError("no piece takes so long")
+    refuse(
+        (
+            not all(
+                0 < seconds < MOST_S for times in (embedding, block, head) for seconds in times
+            ),
+            "no piece takes so long",
+        ),
+        error=ValueError,
+    )
     return [embedding, *[block] * config.layers, head]
 
 

@@ -23,6 +23,15 @@ class Pinned(NamedTuple):
     trace: Trace
     column: report.Column
 
+    def beside(self, experiment) -> report.Column:
+        """Without times in slots, where a slot is another part of the model."""
+        other = self.experiment.slot != experiment.slot
+        return {
+            name: amount
+            for name, amount in self.column.items()
+            if not (other and amount.unit.startswith("slot"))
+        }
+
     def __str__(self) -> str:
         return (
             f"pinned: {self.trace.clock},"
@@ -99,7 +108,7 @@ class Compared:
         return report.lined_up(
             self.experiment.quantities,
             self.columns,
-            self.pinned.column if self.pinned else None,
+            self.pinned.beside(self.experiment) if self.pinned else None,
             report.priced_here(self.experiment),
         )
 

@@ -372,7 +372,9 @@ class Panel(widgets.VBox):
             else ""
         )
         first, *others = report.whole_first(self._compared.sentences) or [""]
-        if len(first) > LINE:
+        if self._failure:
+            first, others = self._failure.partition("\n")[0], [first, *others]
+        elif len(first) > LINE:
             first, others = re.split("[.:] ", first)[0] + ".", [first, *others]
         self.lead.value = table.why([first])
         self.foot.why.value = trouble + table.why(

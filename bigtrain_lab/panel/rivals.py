@@ -7,7 +7,7 @@ from functools import partial
 
 from ..core import Trace
 from ..core.overtaken import WANTED, Overtaken, go_on
-from ..order import not_finite
+from ..order import fullest_bytes, not_finite
 from ..view import report, table
 from .compared import Pinned
 from .nearest import raised
@@ -97,9 +97,9 @@ class Rivals(Rows):
 
     def _write(self, made) -> None:
         trace, pinned = self._trace, self._pinned
-        broken = bool(not_finite(trace))
+        broken = "not a number" * bool(not_finite(trace))
         rows = [  # what its dry run tells comes later
-            row._replace(trace=self._known or row.trace, broken=broken)
+            row._replace(trace=self._known or row.trace, broken=broken or row.broken)
             if row.own and row.trace
             else row
             for row in self._found.values()
@@ -112,16 +112,17 @@ class Rivals(Rows):
                     settings=pinned.experiment.model_dump(),
                     pinned=True,
                     told=told_of(pinned.experiment, pinned.trace),
-                    broken=bool(not_finite(pinned.trace)),
+                    broken="not a number" * bool(not_finite(pinned.trace)),
                 )
             )
-        title = {
-            "modelled": "The last row ran; the others are predicted.",
-            "measured": "All predicted; the measured run is on the timeline.",
-        }
+        title = {"measured": "All predicted; the measured run is on the timeline."}
         if trace.clock == "modelled":
-            told = told_of(made, trace)
-            rows.append(table.Rival("this run, modelled", True, trace, told=told, broken=broken))
+            ran = {"trace": trace, "told": told_of(made, trace), "broken": broken}
+            rows = [row._replace(**ran) if as_predicted(row, trace) else row for row in rows]
+            title["modelled"] = "The blue row ran, as predicted; the others are predicted."
+            if not any(row.trace is trace for row in rows):
+                rows.append(table.Rival("this run, modelled", True, **ran))
+                title["modelled"] = "The last row ran; the others are predicted."
         self._settings = [row.settings for row in rows]
         self.html = table.rivals(
             rows,
@@ -129,7 +130,13 @@ class Rivals(Rows):
             made.rivals_by.replace("_", " "),
             title.get(trace.clock, "All predicted.")
             + LAUNCHED * any(row.launched for row in self._found.values() if row.own),
+            made.rivals_take,
         )
+
+
+def as_predicted(row: table.Rival, trace: Trace) -> bool:
+    """Whether the run of this trace took the time, and the memory, of the settings' row."""
+    return row.own and len({(t.step_time, fullest_bytes(t)) for t in (row.trace, trace) if t}) == 1
 
 
 def rival(experiment, name: str, changes: dict, known: Trace | None) -> table.Rival:
@@ -142,6 +149,7 @@ def rival(experiment, name: str, changes: dict, known: Trace | None) -> table.Ri
         return made._replace(
             trace=trace,
             told=told_of(other, trace),
+            broken="breaks" * bool(other.breaks),
             launched=own and any(other.launches(trace)),
         )
     except Exception as error:  # a class typed by a student may raise anything
@@ -151,7 +159,8 @@ def rival(experiment, name: str, changes: dict, known: Trace | None) -> table.Ri
 def told_of(experiment, trace: Trace) -> report.Column:
     """The quantities that are columns of a lab's table, of this trace."""
     try:
-        wanted = [each for each in experiment.quantities if each.name in experiment.rivals_tell]
+        names = (experiment.rivals_take, *experiment.rivals_tell)
+        wanted = [each for each in experiment.quantities if each.name in names]
         return report.column(wanted, trace)
     except Exception:  # a class typed by a student may raise anything
         return {}

@@ -149,8 +149,8 @@ class Rules:
         self.uses, self.at = self.uses[: self.at] or self.uses, 0
         self.leaving = defaultdict(list)  # number of an action -> the parts it completes
         self.actions = {action: at for at, action in enumerate(actions or ())}
-        early = self.overlap and (self.known or self.stage == 3)
-        self.queue = [] if early else [*self.learning]  # parts to send, in order
+        # parts to send, in order
+        self.queue = [] if self.overlap and (self.known or self.stage == 3) else [*self.learning]
         self.due = len(self.queue) * self.overlap  # how many of them may be sent now
         if self.known:
             self.uses = [action[:2] for action in actions if action.kind in "FBI"]

@@ -46,15 +46,19 @@ class EveryReplica(Training):
     @cached_property
     def cuts(self) -> list[dict[nn.Parameter, Tensor]]:
         """Of each replica: what is stepped, and its elements there."""
-        cuts = []
-        for replica in range(self.recipe.replicas):
-            cuts.append(cut := {})
-            for held in self.parallel.held:
-                layout = Flat(held.layout.tensors, self.recipe.replicas, replica)
-                cut |= zip(
-                    (home.stepped for home in held.homes), layout.pieces(held.piece), strict=True
+        replicas = self.recipe.replicas
+        return [
+            {
+                home.stepped: piece
+                for held in self.parallel.held
+                for home, piece in zip(
+                    held.homes,
+                    Flat(held.layout.tensors, replicas, replica).pieces(held.piece),
+                    strict=True,
                 )
-        return cuts
+            }
+            for replica in range(replicas)
+        ]
 
     @cached_property
     def stepped(self) -> dict[int | None, list[nn.Parameter]]:

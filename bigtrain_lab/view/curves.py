@@ -100,6 +100,8 @@ def chart(title: str, names: list[str], trace: Trace, pinned: Trace | None, wide
         low, high = low - (abs(low) or 1) / 2, high + (abs(high) or 1) / 2
     low = 0 if 0 < low < high / 2 else low
     at_end, on_axis, goals = number, "{:,.6g}".format, []
+    if names[-1] == "BLEU":  # less is no translation, and no progress
+        low, high = 0, max(high, 10)
     if names[-1] == ACCURACY:
         low, high, goals = 0, 1, [y for y in [trace.settings.get("target")] if y]
         at_end, on_axis = "{:.1%}".format, "{:.0%}".format

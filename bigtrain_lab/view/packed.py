@@ -125,7 +125,7 @@ def packed(
     rows = words.rows_of(trace)
     number = {row: i for i, row in enumerate(rows)}
     label, waits, deep = words.labels(trace), waited(trace), followed(whole or trace)
-    spans, transfers = [], []
+    spans = []
     read = {(e.rank, e.name) for e in trace.events if isinstance(e, Memory) and e.inside}
     for rank, lane, kind, name, begins, ends, version in trace.spans():
         wait = waits.get((rank, lane, name))
@@ -145,21 +145,21 @@ def packed(
                 (rank, name) in read,
             ]
         )
-    for rank, lane, kind, name, leaves, arrives, src, size in trace.transfers():
-        transfers.append(
-            [
-                src,
-                rank,
-                kind,
-                name,
-                leaves - start,
-                arrives - start,
-                size,
-                label[name],
-                number.get((src, lane), number[src, "compute"]),
-                number[rank, lane],
-            ]
-        )
+    transfers = [
+        [
+            src,
+            rank,
+            kind,
+            name,
+            leaves - start,
+            arrives - start,
+            size,
+            label[name],
+            number.get((src, lane), number[src, "compute"]),
+            number[rank, lane],
+        ]
+        for rank, lane, kind, name, leaves, arrives, src, size in trace.transfers()
+    ]
     return {
         "clock": trace.clock,
         "unit": trace.unit,

@@ -7,7 +7,7 @@ or imports torch.
 
 import shlex
 from math import isfinite
-from operator import attrgetter
+from operator import attrgetter, methodcaller
 from typing import NamedTuple
 
 from ..core import CLOCKS, Hardware, Scalar, Trace, counted, duration, grouped, number, size
@@ -148,11 +148,7 @@ def differences(
 
 def whole_first(sentences: list[str]) -> list[str]:
     """What is said of the whole, then the ranks, each in the order given."""
-    return sorted(sentences, key=of_a_rank)
-
-
-def of_a_rank(sentence: str) -> bool:
-    return sentence.startswith("Rank ")
+    return sorted(sentences, key=methodcaller("startswith", "Rank "))
 
 
 def gap(a: Amount, b: Amount) -> str:

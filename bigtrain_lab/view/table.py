@@ -122,8 +122,8 @@ def bar(shares: list[float], pale: bool) -> str:
 class Rival(NamedTuple):
     """A row of `rivals`; `own`: it is what the settings say; `stale`: its trace is of earlier ones.
     Without a trace, why there is none. `settings`: those that a click takes; `told`: more of it
-    that has a column; `broken`: such a run ended in no number; `launched`: launches decide its
-    time."""
+    that has a column; `broken`: that such a run ended in no number, or why it learns nothing;
+    `launched`: launches decide its time."""
 
     name: str
     own: bool = False
@@ -133,18 +133,19 @@ class Rival(NamedTuple):
     settings: dict = {}
     pinned: bool = False
     told: report.Column = {}
-    broken: bool = False
+    broken: str = ""
     launched: bool = False
 
 
-def rivals(given: list[Rival], limit: int | None, by: str = "", title: str = "") -> str:
-    """A row each: what a step takes and goes to, or the whole run where the rivals' steps differ,
-    what the fullest rank holds and sends."""
+def rivals(
+    given: list[Rival], limit: int | None, by: str = "", title: str = "", take: str = ""
+) -> str:
+    """A row each: what a step takes and goes to, or what is told by the name of `take`, what the
+    fullest rank holds, where that differs, and sends."""
     traces = [rival.trace for rival in given if rival.trace]
     fullest = [rival.trace and fullest_rank(rival.trace) for rival in given]
-    whole = len({trace.steps for trace in traces}) > 1
     takes = [
-        rival.trace and rival.trace.step_time * (rival.trace.steps if whole else 1)
+        rival.trace and (rival.told[take].value if take in rival.told else rival.trace.step_time)
         for rival in given
     ]
     large = [
@@ -155,12 +156,17 @@ def rivals(given: list[Rival], limit: int | None, by: str = "", title: str = "")
         for rival, spent, over in zip(given, takes, large)
     ]
     fits = [spent for spent, counted in zip(takes, counts) if counted]
+    own = next((spent for spent, rival in zip(takes, given) if rival.own and spent), 0)
+    if own > min(fits, default=own):
+        best = given[takes.index(min(fits))].name
+        title += f" Fastest: {best}, {own / min(fits):.3g} times as fast as yours."
     if stale := sum(rival.stale for rival in given):
         title = f"Grey: {stale} of {len(given)} are still to be predicted."
-    most = max((held.bytes for held in fullest if held), default=0)
+    holds = {held.bytes for held in fullest if held}
+    most = max(holds, default=0) * (len(holds) > 1 or len(traces) < 2)
     several = any(trace.ranks > 1 for trace in traces)
     told = dict.fromkeys(name for rival in given for name in rival.told)
-    others = [name for name in told if name not in report.SHARES]  # they have their columns
+    others = [name for name in told if name not in (*report.SHARES, take)]  # which have columns
     body = "".join(
         rival_row(
             at,
@@ -184,11 +190,11 @@ def rivals(given: list[Rival], limit: int | None, by: str = "", title: str = "")
     key = [
         f'<i style="background:{colour}"></i>{kind}'
         for kind, colour in palette.MEMORY.items()
-        if kind in kinds
+        if most and kind in kinds
     ]
     sorts = '<th tabindex="0" title="sorts the rows" data-by="{}">{}</th>'.format
     heads = (
-        f"{sorts('time', 'time of the run' if whole else 'time a step')}<th></th>"
+        f"{sorts('time', take or 'time a step')}<th></th>"
         + f"{sorts('held', 'peak, fullest rank')}<th></th>" * bool(most)
         + sorts("sent", "sent a rank") * several
         + "<th>compute</th><th>waits</th><th>idle</th>" * several
@@ -265,10 +271,10 @@ def rival_row(
     kinds = [
         f'<i style="width:{100 * held.held[kind] / most:.2f}%;background:{colour}"></i>'
         for kind, colour in palette.MEMORY.items()
-        if held and kind in held.held
+        if held and most and kind in held.held
     ]
     name += "<em> \u00b7 fastest</em>" * (spent == least < longest)
-    name += "<em>, not a number</em>" * rival.broken
+    name += f"<em>, {rival.broken}</em>" * bool(rival.broken)
     name = parts(trace) + name
     memory = f'<td>{over}{size(total)}</td><td class="btl-shares"><p>{"".join(kinds)}</p></td>'
     more = f"<td>{size(round(sent))}</td>" + "".join(f"<td>{s:.1%}</td>" for s in shares)

@@ -11,6 +11,7 @@ from bigtrain_lab.core.formats import Exponents
 from bigtrain_lab.experiments.precision import Precision
 from bigtrain_lab.models import parameters, theory
 from bigtrain_lab.order.rates import checkpoint_bytes, field, training_rate
+from bigtrain_lab.panel.rivals import rival
 from bigtrain_lab.techniques.mixed_precision import LEVELS
 from bigtrain_lab.view.figures import figure
 
@@ -47,6 +48,7 @@ def test_state_is_16_bytes_a_weight_with_masters_and_without_mixed_precision(run
     assert levels["fp32"].state_bytes == 16 * (low + norms) + steps
     assert levels["bf16"].state_bytes == 18 * low + 16 * norms + steps
     assert levels["fp16-pure"].state_bytes == 8 * (low + norms) + steps
+    assert [rival(each, "", {}, None).broken for each in levels.values()] == ["", "", "breaks"]
     asked, run = runs["fp16"]
     assert checkpoint_bytes(run.trace("modelled")) == sum(
         asked.bytes[kind] for kind in ("weights", "master", "optimizer")

@@ -67,9 +67,9 @@ def test_a_browser_is_told_the_words_of_a_panel_and_a_program_reads_english(monk
         "在 4 个 rank 上运行",
         "<b>全部是预测。</b>",
     )
-    assert "总共有 27.3% 的 rank 时间空闲" in why["value"] and "时间线" in lenses["_options_labels"]
+    assert "1f1b 有 27.3% 的时间空闲" in why["value"] and "时间线" in lenses["_options_labels"]
     assert shown.run_button.description.endswith("ranks") and (
-        "of the ranks" in shown.lead.value and "a batch of" in shown.foot.why.value
+        "1f1b idles 27.3%" in shown.lead.value and "a batch of" in shown.foot.why.value
     )
 
 

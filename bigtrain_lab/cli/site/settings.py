@@ -52,8 +52,7 @@ def settings(cls: type[Experiment]) -> Iterator[dict[str, Any]]:
     """The defaults, each other value of a control, and the first controls' values in pairs."""
     rows = offered(cls)
     yield {}
-    for row in rows:
-        yield from ({row["name"]: to} for to in row["values"] if to != row["value"])
+    yield from ({row["name"]: to} for row in rows for to in row["values"] if to != row["value"])
     for one, other in combinations(rows[:PAIRED], 2):
         pairs = product(one["values"], other["values"])
         yield from ({one["name"]: first, other["name"]: second} for first, second in pairs)

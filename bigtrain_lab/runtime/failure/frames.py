@@ -68,8 +68,7 @@ def dumped(file: Path) -> str:
 def is_whole(dump: str) -> bool:
     """Whether that is all of a dump: the outermost frame of each stack is a whole line, the main
     thread's last."""
-    end = r'^  File ".*", line \d+ in (_bootstrap|<module>)\n\Z'
-    return bool(re.search(end, dump, flags=re.M))
+    return bool(re.search(r'^  File ".*", line \d+ in (_bootstrap|<module>)\n\Z', dump, flags=re.M))
 
 
 def of_dump(text: str, thread: int | None = None) -> Place | None:

@@ -49,7 +49,7 @@ from numbers import Real
 import torch
 from torch import nn
 
-from ...core import MEMORY_KINDS, Alive, Impossible, refuse, size
+from ...core import MEMORY_KINDS, Alive, refuse, size
 from . import owned
 from .balance import APART, Balance
 from .capacity import out_of_memory
@@ -440,8 +440,10 @@ def words(maker) -> str:
 
 
 def known_kind(kind: str) -> str:
-    if kind not in owned.HELD_KINDS:
-        raise Impossible(
-            f"There is no kind of memory {kind!r}: choose from {', '.join(owned.HELD_KINDS)}."
+    refuse(
+        (
+            kind not in owned.HELD_KINDS,
+            f"There is no kind of memory {kind!r}: choose from {', '.join(owned.HELD_KINDS)}.",
         )
+    )
     return kind

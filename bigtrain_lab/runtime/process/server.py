@@ -170,8 +170,7 @@ class Forked:
 
     def _is_stopped(self) -> bool:
         """Whether the server has not answered for long, since it is stopped."""
-        silent = time.monotonic() - self._asked > SILENT_S
-        return silent and Pulse(self._server).kept() == STOPPED
+        return time.monotonic() - self._asked > SILENT_S and Pulse(self._server).kept() == STOPPED
 
     def close(self) -> None:
         self.sentinel.close()

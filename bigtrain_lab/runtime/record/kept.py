@@ -61,16 +61,21 @@ class Settings(BaseModel):
     @field_validator("started")
     @classmethod
     def is_a_time(cls, text: str) -> str:
-        if not 1970 < datetime.fromisoformat(text).year < 9999:
-            raise ValueError("no run began then")
+        year = datetime.fromisoformat(text).year
+        refuse((not 1970 < year < 9999, "no run began then"), error=ValueError)
         return text
 
     @model_validator(mode="after")
     def fit_together(self) -> "Settings":
-        if (sizes := prod(self.mesh.values())) != self.ranks:
-            raise ValueError(f"a mesh of {sizes} ranks is not one of {self.ranks}")
-        if any(rank >= self.ranks for host in self.hosts for rank in host.ranks):
-            raise ValueError("a host has a rank that the run does not have")
+        sizes = prod(self.mesh.values())
+        refuse(
+            (sizes != self.ranks, f"a mesh of {sizes} ranks is not one of {self.ranks}"),
+            (
+                any(rank >= self.ranks for host in self.hosts for rank in host.ranks),
+                "a host has a rank that the run does not have",
+            ),
+            error=ValueError,
+        )
         return self
 
 
@@ -109,8 +114,10 @@ def settings_json(about: dict) -> str:
     """The text of a settings.json; Impossible where it could not be read again."""
     text = json.dumps(about, indent=1, default=str)
     try:
-        if len(text) > MOST_BYTES:
-            raise ValueError(f"they have more than {MOST_BYTES:,} bytes")
+        refuse(
+            (len(text) > MOST_BYTES, f"they have more than {MOST_BYTES:,} bytes"),
+            error=ValueError,
+        )
         Settings.model_validate_json(clean_json(text.encode()))
     except ValueError as error:
         raise Impossible(

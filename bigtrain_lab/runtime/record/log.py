@@ -45,7 +45,7 @@ from zlib import crc32
 
 from pydantic import ConfigDict, Field, TypeAdapter
 
-from ...core import Alive, Memory, Span
+from ...core import Alive, Memory, Span, refuse
 from ...core.events import EVENTS, TRACE_RANKS, Bytes, Lane, Rank, Tick, fields_of, named, sound
 from ...core.files import clean_json, clean_line, open_regular
 from .kept import FORMAT
@@ -181,12 +181,16 @@ def read(line: bytes, rank: int | None = None, ranks: int = TRACE_RANKS) -> list
     found = list(items(*types_of(named(line)).validate_json(line)))
     for item in found:
         if isinstance(item, Mark):
-            if any(peer >= ranks for peer in peers(item)):
-                raise ValueError("it is of a rank that the run does not have")
+            refuse(
+                (
+                    any(peer >= ranks for peer in peers(item)),
+                    "it is of a rank that the run does not have",
+                ),
+                error=ValueError,
+            )
         else:
-            for event in item:
-                if event is not None and sound(event, ranks).rank != rank is not None:
-                    raise ValueError("it is of another rank")
+            of = {sound(event, ranks).rank for event in item if event is not None}
+            refuse((rank is not None and of - {rank}, "it is of another rank"), error=ValueError)
     return found
 
 
@@ -223,8 +227,13 @@ def on_both(event, **walls) -> Logged:
 
 def levels(rank: int, lane: str, name: str, kinds: list[str], rows: list[list]) -> Iterator[Logged]:
     """A ledger's readings inside an action, on both clocks."""
-    if any(len(row) != 2 + len(kinds) or row[0] is None or None in row[2:] for row in rows):
-        raise ValueError("a moment has its time, its place and the bytes of each kind")
+    refuse(
+        (
+            any(len(row) != 2 + len(kinds) or row[0] is None or None in row[2:] for row in rows),
+            "a moment has its time, its place and the bytes of each kind",
+        ),
+        error=ValueError,
+    )
     yield from (
         on_both(Memory(rank, lane, kind, name, at, size, True), start=wall)
         for wall, at, kind, size in changed(kinds, rows)
@@ -301,8 +310,13 @@ class Tail:
     def _refuse_other(self, line: bytes) -> None:
         """ValueError where it is not the first line of this rank's log."""
         *of, whose = json.loads(clean_json(line))
-        if of != [MAGIC, FORMAT] or self._rank is not None and whose != {"rank": self._rank}:
-            raise ValueError("it is the log of another rank, or none of this version")
+        refuse(
+            (
+                of != [MAGIC, FORMAT] or self._rank is not None and whose != {"rank": self._rank},
+                "it is the log of another rank, or none of this version",
+            ),
+            error=ValueError,
+        )
 
 
 def tells_of_peak(item) -> bool:

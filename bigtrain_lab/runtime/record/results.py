@@ -66,8 +66,13 @@ def read(path: Path, rank: int) -> dict[str, np.ndarray]:
     try:
         with open_regular(path) as file, ZipFile(Bounded(file)) as members:
             stored = members.infolist()
-            if sum(info.file_size for info in stored) > os.fstat(file.fileno()).st_size:
-                raise BadZipFile("its members are compressed, or overlap")
+            refuse(
+                (
+                    sum(info.file_size for info in stored) > os.fstat(file.fileno()).st_size,
+                    "its members are compressed, or overlap",
+                ),
+                error=BadZipFile,
+            )
             return {info.filename.removesuffix(".npy"): array(members, info) for info in stored}
     except FileNotFoundError as error:
         raise Impossible(f"The result of rank {rank} is missing {again}.") from error
@@ -116,8 +121,7 @@ class Bounded(io.BufferedIOBase):
 
     def read(self, count: int = -1) -> bytes:
         data = self._file.read(min(count, MOST_DIRECTORY + 1) if count >= 0 else MOST_DIRECTORY + 1)
-        if len(data) > MOST_DIRECTORY:
-            raise BadZipFile("its directory is too large")
+        refuse((len(data) > MOST_DIRECTORY, "its directory is too large"), error=BadZipFile)
         return data
 
 
@@ -125,9 +129,16 @@ def array(members: ZipFile, info) -> np.ndarray:
     """Return a member's array, made only where its header states as many bytes as there are."""
     with members.open(info) as member:
         shape, _, dtype = HEADERS[npy.read_magic(member)](member)
-        if dtype.kind not in KINDS or not dtype.itemsize or min(shape, default=0) < 0:
-            raise BadZipFile("it is no array of numbers or text")
-        if prod(shape) * dtype.itemsize != info.file_size - member.tell():
-            raise BadZipFile("an array is not what its header says")
+        refuse(
+            (
+                dtype.kind not in KINDS or not dtype.itemsize or min(shape, default=0) < 0,
+                "it is no array of numbers or text",
+            ),
+            (
+                prod(shape) * dtype.itemsize != info.file_size - member.tell(),
+                "an array is not what its header says",
+            ),
+            error=BadZipFile,
+        )
     with members.open(info) as member:
         return npy.read_array(member, allow_pickle=False)

@@ -702,10 +702,11 @@ class Agreement:
         gloo = "gloo" in dist.get_backend(group._pg)
         with group.recorder.aside():
             self.found = torch.tensor((start, code, -code), device="cpu" if gloo else "cuda")
-            if gloo:
-                self.work = exchange.Highest(self.found, group.rank, group.size, group._pg)
-            else:
-                self.work = dist.all_reduce(self.found, dist.ReduceOp.MAX, group._pg, True)
+            self.work = (
+                exchange.Highest(self.found, group.rank, group.size, group._pg)
+                if gloo
+                else dist.all_reduce(self.found, dist.ReduceOp.MAX, group._pg, True)
+            )
 
     def wait(self) -> tuple[int, list[str]]:
         """(the latest start of all, [] where every rank says the same, else each rank's text)."""

@@ -255,5 +255,10 @@ def movements(
         type(trial).step(trial)
         yield p.detach() - before
     kept = [each for each in tree_leaves(state[p]) if isinstance(each, Tensor)]
-    if any(each.numel() > 1 and each.shape != p.shape for each in kept):
-        raise TypeError("it keeps state of another shape than its parameter's")
+    refuse(
+        (
+            any(each.numel() > 1 and each.shape != p.shape for each in kept),
+            "it keeps state of another shape than its parameter's",
+        ),
+        error=TypeError,
+    )
