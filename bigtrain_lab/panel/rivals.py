@@ -119,7 +119,7 @@ class Rivals(Rows):
         if trace.clock == "modelled":
             ran = {"trace": trace, "told": told_of(made, trace), "broken": broken}
             rows = [row._replace(**ran) if as_predicted(row, trace) else row for row in rows]
-            title["modelled"] = "The blue row ran, as predicted; the others are predicted."
+            title["modelled"] = "The blue row ran as predicted."
             if not any(row.trace is trace for row in rows):
                 rows.append(table.Rival("this run, modelled", True, **ran))
                 title["modelled"] = "The last row ran; the others are predicted."

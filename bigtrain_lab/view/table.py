@@ -59,7 +59,7 @@ def answers(
     ]
     if failed or broken:
         said = f"<b>{'The run failed.' if failed else escape(broken)}</b>"
-        slots[:1] = [f'<div class="btl-failed">{said}<span>{escape(failed)}</span></div>']
+        slots[:1] = [f'<div class="btl-failed">{said}</div>']
     shares = [told[name] for name in report.SHARES if name in told]
     shown = clock if all(getattr(row, clock) for row in shares) else "predicted"
     if shares and all(getattr(row, shown) for row in shares):
@@ -159,7 +159,7 @@ def rivals(
     own = next((spent for spent, rival in zip(takes, given) if rival.own and spent), 0)
     if own > min(fits, default=own):
         best = given[takes.index(min(fits))].name
-        title += f" Fastest: {best}, {own / min(fits):.3g} times as fast as yours."
+        title += f" Fastest: {best}, by {own / min(fits):.3g} times."
     if stale := sum(rival.stale for rival in given):
         title = f"Grey: {stale} of {len(given)} are still to be predicted."
     holds = {held.bytes for held in fullest if held}
@@ -208,8 +208,8 @@ def rivals(
     place = f"--rows:{len(given)};--limit:{100 * (limit or 9 * most) / (most or 1):.2f}%"
     return (
         f'<div class="btl-rivals" style="{place}"><div class="btl-shares"><span>'
-        f"<b>{escape(title)}</b> Click a row"
-        f" to take its settings.</span><span>{'</span><span>'.join(key)}</span></div>"
+        f"<b>{escape(title)}</b> Click a row to take it."
+        f"</span><span>{'</span><span>'.join(key)}</span></div>"
         f"<table><thead><tr><th>{names}{escape(by)}</th>{heads}</tr></thead>"
         f"<tbody>{body}</tbody></table>"
         "</div>"

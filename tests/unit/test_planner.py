@@ -220,7 +220,7 @@ def test_the_lab_measures_a_plan_by_the_best_that_fits():
     ]
     drawn = table.rivals(rows, 7 * 10**6)
     assert f"{name}<em> · fastest<" in drawn and "over 7 MB: " in drawn
-    assert f" Fastest: {name}, {lab.regret(traces['mine']):.3g} times as fast as yours." in drawn
+    assert f" Fastest: {name}, by {lab.regret(traces['mine']):.3g} times." in drawn
     kept = rows[-1]._replace(pinned=True)  # of whatever settings it is
     for others in (rows, rows[:-1]):
         assert table.rivals([*others, kept], None).count("fastest") == 1
