@@ -211,8 +211,8 @@ class Partition(PipelineExperiment):
             best = min(self.cuts.values(), key=lambda cut: cut["step_time"])
             yield (
                 f"Stage {times.index(max(times))} has {max(times) / sum(times):.0%} of the work,"
-                f" where {1 / len(times):.0%} would be a share: cut into"
-                f" {', '.join(map(str, best['sizes']))} pieces, a step takes"
+                f" where {1 / len(times):.0%} would be a share; cut into"
+                f" {', '.join(map(str, best['sizes']))} pieces instead, a step takes"
                 f" {duration(best['step_time'], trace.unit)}."
             )
         yield from super().why(trace)

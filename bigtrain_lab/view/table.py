@@ -190,7 +190,7 @@ def rivals(
     key = [
         f'<i style="background:{colour}"></i>{kind}'
         for kind, colour in palette.MEMORY.items()
-        if most and kind in kinds
+        if kind in kinds
     ]
     sorts = '<th tabindex="0" title="sorts the rows" data-by="{}">{}</th>'.format
     heads = (
