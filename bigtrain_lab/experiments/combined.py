@@ -180,8 +180,8 @@ class Combined(Layered):
 
     def why(self, trace: Trace) -> Iterable[str]:
         found = [axis for axis in axes(trace) if dict(self.mesh.axes)[axis.name] > 1]
-        if found:
-            dear = max(found, key=lambda axis: axis.time)
+        dear = max(found, key=lambda axis: axis.time, default=None)
+        if dear and dear.time:
             yield (
                 f"All axes together take {1 - trace.shares().compute:.1%} of the ranks' time, waits"
                 f" and idle; {dear.name}, {WHAT[dear.name]}, takes the most."

@@ -233,11 +233,18 @@ class DataParallel(Layered):
 
         if trace.clock != "measured":
             copies = min(map(trace.busy, range(trace.ranks))) / trace.steps - self.alone_s
-            yield (
-                f"{self.replicas} replicas train {self.speed_up(trace):.3g} times as fast as one:"
-                f" a step is {time(self.alone_s)} as on one, {time(max(copies, 0))} of copies of"
-                f" gradients into buckets and back, {time(exposed(trace))} of waiting for them."
-            )
+            if self.pipeline == 1 and self.fault == "none":
+                yield (
+                    f"{self.replicas} replicas train {self.speed_up(trace):.3g} times as fast as"
+                    f" one: a step is {time(self.alone_s)} as on one, {time(max(copies, 0))} of"
+                    " copies of gradients into buckets and back,"
+                    f" {time(exposed(trace))} of waiting for them."
+                )
+            else:
+                yield (
+                    f"{self.replicas} replicas train {self.speed_up(trace):.3g} times as fast as"
+                    f" one: a step takes {time(trace.step_time)} in place of {time(self.alone_s)}."
+                )
         wait, reduced = exposed(trace), travels(trace, 0)
         travelling = trace.units(sum(end - start for start, end in reduced.values())) / trace.steps
         yield (

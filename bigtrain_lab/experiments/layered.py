@@ -45,6 +45,7 @@ class Layered(OfGPT, Pipelined):
     fields."""
 
     further: ClassVar[Mapping[str, Any]] = {}  # settings of a Recipe that change what a layer does
+    slot: ClassVar[int] = 1  # is a layer's work
     shapes: ClassVar[tuple[str, ...]]  # the settings that decide what an action holds and computes
 
     replicas: int = knob(

@@ -355,8 +355,8 @@ class ParameterServing(OnHardware):
         if others:
             share = self.requests[slowest] / sum(self.requests)
             yield (
-                f"Who does not wait applies old gradients: worker {slowest}'s, {share:.1%} of all,"
-                f" are {ages[slowest]:.3g} updates old in the mean, the others'"
+                f"{self.mode.capitalize()}, worker {slowest}'s gradients, {share:.1%} of all, are"
+                f" {ages[slowest]:.3g} updates old in the mean, the others'"
                 f" {min(others):.3g} to {max(others):.3g}."
             )
         if self.mode == "bounded":

@@ -209,10 +209,16 @@ class Partition(PipelineExperiment):
         times = stage_times(trace)
         if len(times) > 1:
             best = min(self.cuts.values(), key=lambda cut: cut["step_time"])
-            yield (
-                f"Stage {times.index(max(times))} has {max(times) / sum(times):.0%} of the work,"
-                f" where {1 / len(times):.0%} would be a share; cut into"
-                f" {', '.join(map(str, best['sizes']))} pieces instead, a step takes"
-                f" {duration(best['step_time'], trace.unit)}."
-            )
+            if best["sizes"] == self.cuts[self.partition]["sizes"]:
+                yield (
+                    f"Stage {times.index(max(times))} has {max(times) / sum(times):.0%} of the"
+                    " work. No rule cuts it better."
+                )
+            else:
+                yield (
+                    f"Stage {times.index(max(times))} has {max(times) / sum(times):.0%} of the"
+                    f" work, where {1 / len(times):.0%} would be a share; cut into"
+                    f" {', '.join(map(str, best['sizes']))} pieces instead, a step takes"
+                    f" {duration(best['step_time'], self.profile.unit)}."
+                )
         yield from super().why(trace)

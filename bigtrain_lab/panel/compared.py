@@ -25,12 +25,14 @@ class Pinned(NamedTuple):
 
     def beside(self, experiment) -> report.Column:
         """Without times in slots, where a slot is another part of the model."""
-        other = self.experiment.slot != experiment.slot
         return {
             name: amount
             for name, amount in self.column.items()
-            if not (other and amount.unit.startswith("slot"))
+            if self.compares(experiment) or not amount.unit.startswith("slot")
         }
+
+    def compares(self, experiment) -> bool:
+        return self.trace.unit != "slot" or self.experiment.slot == experiment.slot
 
     def __str__(self) -> str:
         return (

@@ -375,7 +375,7 @@ class Panel(widgets.VBox):
         if self._failure:
             first, others = self._failure.partition("\n")[0], [first, *others]
         elif len(first) > LINE:
-            first, others = re.split("[.:] ", first)[0] + ".", [first, *others]
+            first, others = re.split("[.:] ", first)[0].rstrip(".") + ".", [first, *others]
         self.lead.value = table.why([first])
         self.foot.why.value = trouble + table.why(
             others, self._compared.told_of(self.tabs.value), made.description

@@ -104,7 +104,7 @@ class Rivals(Rows):
             else row
             for row in self._found.values()
         ]
-        if pinned and pinned.trace.unit == trace.unit:
+        if pinned and pinned.trace.unit == trace.unit and pinned.compares(made):
             rows.append(
                 table.Rival(
                     str(pinned),
@@ -136,7 +136,9 @@ class Rivals(Rows):
 
 def as_predicted(row: table.Rival, trace: Trace) -> bool:
     """Whether the run of this trace took the time, and the memory, of the settings' row."""
-    return row.own and len({(t.step_time, fullest_bytes(t)) for t in (row.trace, trace) if t}) == 1
+    return bool(row.own and row.trace and not trace.settings.get("unfinished")) and (
+        len({(each.step_time, fullest_bytes(each)) for each in (row.trace, trace)}) == 1
+    )
 
 
 def rival(experiment, name: str, changes: dict, known: Trace | None) -> table.Rival:

@@ -96,7 +96,7 @@ class Settings(widgets.GridBox):
         self.leaves = {leaf.model_id: leaf for leaf in leaves(self) + leaves(self.more)}
         for leaf in self.leaves.values():
             # a move waits for one that another thread takes, before its value is to be seen
-            leaf.set_state = partial(self._alone, leaf.set_state)
+            leaf.set_state = partial(self._alone, type(leaf).set_state, leaf)
 
     def _alone(self, act: Callable, *given) -> None:
         with self._lock:

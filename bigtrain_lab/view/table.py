@@ -144,6 +144,8 @@ def rivals(
     fullest rank holds, where that differs, and sends."""
     traces = [rival.trace for rival in given if rival.trace]
     fullest = [rival.trace and fullest_rank(rival.trace) for rival in given]
+    if not all(take in rival.told for rival in given if rival.trace):
+        take = ""
     takes = [
         rival.trace and (rival.told[take].value if take in rival.told else rival.trace.step_time)
         for rival in given
@@ -157,13 +159,13 @@ def rivals(
     ]
     fits = [spent for spent, counted in zip(takes, counts) if counted]
     own = next((spent for spent, rival in zip(takes, given) if rival.own and spent), 0)
-    if own > min(fits, default=own):
-        best = given[takes.index(min(fits))].name
+    if own > 1.005 * min(fits, default=own):
+        best = next(r.name for r, of, fit in zip(given, takes, counts) if fit and of == min(fits))
         title += f" Fastest: {best}, by {own / min(fits):.3g} times."
     if stale := sum(rival.stale for rival in given):
         title = f"Grey: {stale} of {len(given)} are still to be predicted."
     holds = {held.bytes for held in fullest if held}
-    most = max(holds, default=0) * (len(holds) > 1 or len(traces) < 2)
+    most = max(holds, default=0) * (len(holds) > 1 or len(traces) < 2 or any(large))
     several = any(trace.ranks > 1 for trace in traces)
     told = dict.fromkeys(name for rival in given for name in rival.told)
     others = [name for name in told if name not in (*report.SHARES, take)]  # which have columns

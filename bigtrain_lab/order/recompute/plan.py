@@ -263,36 +263,44 @@ def checked(ops: tuple[Op, ...], layers: int) -> tuple[Op, ...]:
     kept, in_hand, recorded, next_backward = {0}, 0, set(), layers - 1
     for (kind, layer, time), keep in ops:
         name = f"{layer}{kind}{time}"
-        if kind not in "AFB" or not 0 <= layer < layers:
-            raise Impossible(
+        refuse(
+            (
+                kind not in "AFB" or not 0 <= layer < layers,
                 f"{name} is no operation on this chain: write A, F or B of the layers 0 to"
-                f" {layers - 1}."
+                f" {layers - 1}.",
             )
+        )
         if kind == "B":
-            if layer not in recorded:
-                raise Impossible(
+            refuse(
+                (
+                    layer not in recorded,
                     f"{name} comes before a recorded pass of layer {layer}: put F({layer}) before"
-                    f" B({layer})."
-                )
-            if layer != next_backward:
-                raise Impossible(
+                    f" B({layer}).",
+                ),
+                (
+                    layer != next_backward,
                     f"{name} comes before the backward of layer {next_backward}: gradients come"
-                    " from the last layer down."
-                )
+                    " from the last layer down.",
+                ),
+            )
             recorded.remove(layer)
             next_backward, in_hand = layer - 1, None
         else:
-            if layer > next_backward:
-                raise Impossible(f"{name} runs layer {layer} after its backward: leave it out.")
-            if layer not in kept and layer != in_hand:
-                raise Impossible(
+            refuse(
+                (
+                    layer > next_backward,
+                    f"{name} runs layer {layer} after its backward: leave it out.",
+                ),
+                (
+                    layer not in kept and layer != in_hand,
                     f"{name} needs x_{layer}, which is neither kept nor just made: keep it, or run"
-                    f" layer {layer - 1} before."
-                )
-            if kind == "F" and layer in recorded:
-                raise Impossible(
-                    f"{name} records layer {layer} a second time: one record is enough."
-                )
+                    f" layer {layer - 1} before.",
+                ),
+                (
+                    kind == "F" and layer in recorded,
+                    f"{name} records layer {layer} a second time: one record is enough.",
+                ),
+            )
             recorded |= {layer} if kind == "F" else set()
             in_hand = layer + 1
         if missing := set(keep) - kept - {in_hand}:
