@@ -120,7 +120,7 @@ class Pipelined(OnHardware):
 
     @property
     def slot(self) -> int:
-        """It is the work of a stage."""
+        """A slot is the work of a stage, however many there are."""
         return self.order.ranks
 
     slots: ClassVar[dict] = {"F": 1, "B": 2, "I": 1, "W": 1, "U": 0}  # all stages are equal

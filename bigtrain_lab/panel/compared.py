@@ -32,6 +32,7 @@ class Pinned(NamedTuple):
         }
 
     def compares(self, experiment) -> bool:
+        """Whether a slot is the same part of the model."""
         return self.trace.unit != "slot" or self.experiment.slot == experiment.slot
 
     def __str__(self) -> str:

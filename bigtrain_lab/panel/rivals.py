@@ -117,11 +117,11 @@ class Rivals(Rows):
             )
         title = {"measured": "All predicted; the measured run is on the timeline."}
         if trace.clock == "modelled":
-            ran = {"trace": trace, "told": told_of(made, trace), "broken": broken}
+            ran = {"trace": trace, "told": told_of(made, trace)}
             rows = [row._replace(**ran) if as_predicted(row, trace) else row for row in rows]
             title["modelled"] = "The blue row ran as predicted."
             if not any(row.trace is trace for row in rows):
-                rows.append(table.Rival("this run, modelled", True, **ran))
+                rows.append(table.Rival("this run, modelled", True, broken=broken, **ran))
                 title["modelled"] = "The last row ran; the others are predicted."
         self._settings = [row.settings for row in rows]
         self.html = table.rivals(
