@@ -16,7 +16,7 @@ from math import ceil, prod
 from typing import Any, ClassVar
 
 from .. import data, models, techniques, train
-from ..core import Impossible, Memory, Trace, knob, refuse, size
+from ..core import Impossible, Memory, Trace, counted, knob, refuse, size
 from ..core.family import is_typed
 from ..core.later import later, torch
 from ..order import Action, Step
@@ -405,9 +405,13 @@ class Checkpoint(OfGPT, OneDevice):
                 " operator, and may hold more inside an action."
             )
         yield (
-            f"The plan keeps at most {size(peak)}, {peak / self.everything:.0%} of the"
-            f" {size(self.everything)} that keeping all takes, and runs {again:,} forwards again:"
+            f"By activations {self.everything / peak:.3g} times as deep: the plan keeps at most"
+            f" {size(peak)} of the {size(self.everything)} that keeping all takes, for"
             f" {work_beside(self.ops, self.chain, self.whole):.2f} times the work."
+        )
+        yield (
+            f"It runs {counted(again, 'forward')} again. Weights, gradients and optimizer state"
+            " grow with the layers under any plan."
         )
         if again:
             yield (

@@ -86,7 +86,7 @@ class Precision(OneDevice):
     optimizer: str = knob("adam", "the rule of the update", choices=train.Optimizer.all, more=True)
     rows: int = knob(32, "sentences in a batch", low=1, high=512, unit="sentences", more=True)
     layers: int = knob(2, "transformer blocks", low=1, high=24, more=True)
-    width: int = knob(64, "width of the model", low=16, high=1024, step=16, more=True)
+    width: int = knob(512, "width of the model", low=16, high=1024, step=16, more=True)
     heads: int = knob(4, "attention heads; they divide the width", low=1, high=16, more=True)
     train_size: int = knob(
         8192, "sentences that it learns from", low=8, high=65536, unit="sentences", more=True

@@ -13,9 +13,7 @@ left out. Rajbhandari et al. 2020, ZeRO (arXiv:1910.02054), sections 3 and 5, co
 weight. Letters: B batch, S sequence, D width, H heads, V vocabulary.
 """
 
-from dataclasses import replace
-
-from .config import EncoderConfig, GPTConfig
+from .config import GPTConfig
 
 
 def gpt_weights(config: GPTConfig) -> int:
@@ -23,11 +21,6 @@ def gpt_weights(config: GPTConfig) -> int:
     L, D, V, S, H = config.layers, config.width, config.vocabulary, config.sequence, config.heads
     shared = 2 * L * D * (D + 1) * (config.kv_heads or H) // H
     return 10 * L * D**2 + 11 * L * D + shared + ((2 - config.tied) * V + S + 2) * D
-
-
-def encoder_weights(config: EncoderConfig) -> int:
-    """A head of C classes in place of the output layer."""
-    return gpt_weights(replace(config, tied=True)) + (2 * config.width + 1) * config.classes
 
 
 def block_flops(config: GPTConfig, batch: int) -> int:
@@ -75,16 +68,6 @@ def block_saved_bytes(
     )
     by_head = 12 * hidden * z + attention
     return by_token // cut + by_head // slices
-
-
-def logits_bytes(config: GPTConfig, batch: int) -> int:
-    return batch * config.sequence * config.vocabulary * config.item_bytes
-
-
-def adam_bytes(weights: int, tensors: int) -> int:
-    """State in float32 at the end of a backward: weight, gradient, both moments; and a count of
-    steps for each tensor."""
-    return 16 * weights + 4 * tensors
 
 
 MIXED, FLOAT32 = (

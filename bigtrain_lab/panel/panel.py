@@ -91,6 +91,7 @@ class Panel(widgets.VBox):
             moving=lambda: self.settings.predicting,
         )
         self.player, self.tabs = self.picture.player, self.picture.tabs
+        self.picture.rivals.observe(lambda _: self._tabulate(), "html")  # with their verdict
         self.foot = Foot(
             self.settings.more,
             opened=self._on_foot,
@@ -372,11 +373,12 @@ class Panel(widgets.VBox):
             else ""
         )
         first, *others = report.whole_first(self._compared.sentences) or [""]
+        verdict = self.picture.rivals.verdict(made.experiment)
         if self._failure:
-            first, others = self._failure.partition("\n")[0], [first, *others]
-        elif len(first) > LINE:
+            first, verdict, others = self._failure.partition("\n")[0], "", [first, *others]
+        elif len(first) + len(verdict) > LINE:
             first, others = re.split("[.:] ", first)[0].rstrip(".") + ".", [first, *others]
-        self.lead.value = table.why([first])
+        self.lead.value = table.why([f"{first} {verdict}".strip()])
         self.foot.why.value = trouble + table.why(
             others, self._compared.told_of(self.tabs.value), made.description
         )

@@ -14,7 +14,6 @@ from .nearest import raised
 from .rows import Rows
 from .settings import Newest
 
-LAUNCHED = " Launches decide."
 MINE = "mine"  # a row that no rival has a name for
 
 
@@ -32,7 +31,7 @@ class Rivals(Rows):
         )
         self._newest, self._wanted, self._shown, self._moving = Newest(), None, None, moving
         self._settings, self._found, self._trace, self._pinned = [], {}, None, None
-        self._seen = False
+        self._seen, self._verdict = False, ""
 
     def _on_seen(self) -> None:
         self._seen = True
@@ -49,7 +48,7 @@ class Rivals(Rows):
                 self._list(experiment)
                 self._write(experiment)
         elif experiment is not self._shown:
-            self._shown, self.waiting = experiment, True
+            self._shown, self._verdict, self.waiting = experiment, "", True
             if (
                 self._found and self._known is not None and experiment.tells_late
             ):  # to find them is slow
@@ -115,23 +114,30 @@ class Rivals(Rows):
                     broken="not a number" * bool(not_finite(pinned.trace)),
                 )
             )
-        title = {"measured": "All predicted; the measured run is on the timeline."}
+        title = {
+            "measured": "All predicted; the measured run is on the timeline.",
+            "modelled": "The blue row ran as predicted.",
+        }
         if trace.clock == "modelled":
             ran = {"trace": trace, "told": told_of(made, trace)}
             rows = [row._replace(**ran) if as_predicted(row, trace) else row for row in rows]
-            title["modelled"] = "The blue row ran as predicted."
             if not any(row.trace is trace for row in rows):
                 rows.append(table.Rival("this run, modelled", True, broken=broken, **ran))
                 title["modelled"] = "The last row ran; the others are predicted."
         self._settings = [row.settings for row in rows]
-        self.html = table.rivals(
+        html, self._verdict = table.rivals(
             rows,
             made.capacity_bytes,
             made.rivals_by.replace("_", " "),
-            title.get(trace.clock, "All predicted.")
-            + LAUNCHED * any(row.launched for row in self._found.values() if row.own),
+            title.get(trace.clock, "All predicted."),
             made.rivals_take,
         )
+        self.html = html
+
+    def verdict(self, experiment) -> str:
+        """Which of their rivals is the fastest, in words; "" while that is not known, and of a lab
+        whose own sentences find it."""
+        return self._verdict if experiment is self._shown and not experiment.tells_late else ""
 
 
 def as_predicted(row: table.Rival, trace: Trace) -> bool:

@@ -16,6 +16,7 @@ PLANNED = (
 )
 MEANT = {"step time": "step time: the mean over the run's steps"}  # under the pointer
 MOST = 3  # numbers above the picture
+SAME = 1.005  # times closer than this are the same
 LOOKS = {  # of the ranks' time
     "compute": "an action runs",
     "waits": "the rank has nothing else to do, while a message or a sum for it is on its way, or"
@@ -139,9 +140,10 @@ class Rival(NamedTuple):
 
 def rivals(
     given: list[Rival], limit: int | None, by: str = "", title: str = "", take: str = ""
-) -> str:
+) -> tuple[str, str]:
     """A row each: what a step takes and goes to, or what is told by the name of `take`, what the
-    fullest rank holds, where that differs, and sends."""
+    fullest rank holds, where that differs, and sends. Then, in words, which is the fastest, and by
+    how much it is faster than the settings; "" where that is not known."""
     traces = [rival.trace for rival in given if rival.trace]
     fullest = [rival.trace and fullest_rank(rival.trace) for rival in given]
     if not all(take in rival.told for rival in given if rival.trace):
@@ -159,11 +161,18 @@ def rivals(
     ]
     fits = [spent for spent, counted in zip(takes, counts) if counted]
     own = next((spent for spent, rival in zip(takes, given) if rival.own and spent), 0)
-    if own > 1.005 * min(fits, default=own):
+    verdict = ""
+    if max(fits, default=0) > SAME * min(fits, default=0):
         best = next(r.name for r, of, fit in zip(given, takes, counts) if fit and of == min(fits))
-        title += f" Fastest: {best}, by {own / min(fits):.3g} times."
+        best = f"{by} {best}" if best.isdigit() else best
+        verdict = (
+            f"Fastest: {best}, by {own / min(fits):.3g} times."
+            if own > SAME * min(fits)
+            else f"Fastest: {best}."
+        )
+        verdict += " Launches decide." * any(rival.launched for rival in given)
     if stale := sum(rival.stale for rival in given):
-        title = f"Grey: {stale} of {len(given)} are still to be predicted."
+        title, verdict = f"Grey: {stale} of {len(given)} are still to be predicted.", ""
     holds = {held.bytes for held in fullest if held}
     most = max(holds, default=0) * (len(holds) > 1 or len(traces) < 2 or any(large))
     several = any(trace.ranks > 1 for trace in traces)
@@ -215,7 +224,7 @@ def rivals(
         f"<table><thead><tr><th>{names}{escape(by)}</th>{heads}</tr></thead>"
         f"<tbody>{body}</tbody></table>"
         "</div>"
-    )
+    ), verdict
 
 
 def parts(trace: Trace) -> str:
@@ -275,9 +284,11 @@ def rival_row(
         for kind, colour in palette.MEMORY.items()
         if held and most and kind in held.held
     ]
-    name += "<em> \u00b7 fastest</em>" * (spent == least < longest)
-    name += f"<em>, {rival.broken}</em>" * bool(rival.broken)
-    name = parts(trace) + name
+    name = (
+        f"{parts(trace)}{name}"
+        + "<em> \u00b7 fastest</em>" * (spent == least < longest)
+        + f"<em>, {rival.broken}</em>" * bool(rival.broken)
+    )
     memory = f'<td>{over}{size(total)}</td><td class="btl-shares"><p>{"".join(kinds)}</p></td>'
     more = f"<td>{size(round(sent))}</td>" + "".join(f"<td>{s:.1%}</td>" for s in shares)
     told = "".join(f"<td>{rival.told.get(name, '–')}</td>" for name in others)

@@ -393,20 +393,27 @@ def test_a_refusal_while_a_run_goes_on_leaves_its_picture_alive(tmp_path, monkey
 
 
 @pytest.mark.parametrize(
-    "lab, take, told",
+    "lab, take, told, fastest",
     [
-        ("compile", "time a step", ["9|336 MB", "1|32 MB", "\u2013|\u2013", "\u2013|\u2013"]),
-        ("parameter-server", "time a gradient", [f"{n} updates" for n in (0, 2.977, 1.652)]),
+        ("compile", "time a step", ["9|336 MB", "1|32 MB", *["\u2013|\u2013"] * 2], "ours."),
+        (
+            "parameter-server",
+            "time a gradient",
+            [f"{n} updates" for n in (0, 2.977, 1.652)],
+            "asynchronous.",
+        ),
     ],
 )
-def test_a_lab_s_own_quantities_are_columns_of_its_rivals(lab, take, told):
-    rivals = show(lab).picture.rivals
+def test_a_lab_s_own_quantities_are_columns_of_its_rivals(lab, take, told, fastest):
+    """And its answer says which of them is the fastest."""
+    rivals = (shown := show(lab)).picture.rivals
     rivals._handle_custom_msg({"seen": True}, [])
     until(lambda: not rivals.waiting)
     # what all hold alike tells nothing
     assert f">{take}</th>" in rivals.html and "peak, fullest rank" not in rivals.html
     for row, cells in zip(rivals.html.split("<tr")[2:], told, strict=True):
         assert "".join(f"<td>{cell}</td>" for cell in cells.split("|")) in row
+    until(lambda: f" Fastest: {fastest}" in shown.lead.value)
 
 
 def test_slots_that_are_of_another_part_of_the_model_do_not_compare():

@@ -42,7 +42,11 @@ def test_state_is_16_bytes_a_weight_with_masters_and_without_mixed_precision(run
     levels = {level: Precision(level=level, **TINY) for level in ("fp32", "bf16", "fp16-pure")}
     norms = 2 * 32 * (2 * 1 + 1)  # weight and bias of a block's two norms, and of the head's
     config = levels["fp32"].config
-    low = theory.encoder_weights(config) - norms
+    low = (
+        theory.gpt_weights(replace(config, tied=True))
+        + (2 * config.width + 1) * config.classes  # a head in place of the output layer
+        - norms
+    )
     assert low + norms == parameters(config)
     steps = 4 * sum(name not in ("loss", "F1") for name in runs["fp16"][1].result)  # Adam's counts
     assert levels["fp32"].state_bytes == 16 * (low + norms) + steps
