@@ -211,8 +211,7 @@ def test_the_lab_measures_a_plan_by_the_best_that_fits():
         == 1
     )
     assert lab.regret(traces["mine"]) > 1.05
-    *_, large = traces
-    assert large == f"{lab.search.larger.plan}, too large"
+    assert (large := f"{lab.search.larger.plan}, too large") == [*traces][-1]
     most = max(read.bytes for rank in range(4) for read in readings(traces[large], rank))
     assert most > 7e6 > max(each.bytes for each in lab.search.fitting)
     rows = [
