@@ -60,6 +60,8 @@ PICTURES = {  # name -> experiment and settings
         }.items()
     },
 }
+# whether no row that is seen is still to be predicted
+PREDICTED = "[...document.querySelectorAll('tr.btl-stale')].every(row => !row.offsetParent)"
 
 
 def told(experiment: str, settings: dict) -> dict:
@@ -171,6 +173,7 @@ def states(folder: Path, names: list[str]) -> None:
             page = lab.panel("state.ipynb", call=f"panel = show({name!r})\npanel")
 
             def take(state, lab=lab, page=page, name=name, wide=size[0]):
+                page.wait_for_function(PREDICTED)
                 for theme in ("Light", "Dark"):
                     lab.theme(f"JupyterLab {theme}")
                     page.wait_for_timeout(SEEN_MS)
