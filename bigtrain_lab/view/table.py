@@ -163,8 +163,8 @@ def rivals(
     own = next((spent for spent, rival in zip(takes, given) if rival.own and spent), 0)
     verdict = ""
     if max(fits, default=0) > SAME * min(fits, default=0):
-        best = next(r.name for r, of, fit in zip(given, takes, counts) if fit and of == min(fits))
-        best = f"{by} {best}" if best.isdigit() else best
+        first = [r.name for r, of, fit in zip(given, takes, counts) if fit and of == min(fits)]
+        best = f"{by} {first[0]}" if first[0].isdigit() else ", ".join(first)
         verdict = (
             f"Fastest: {best}, by {own / min(fits):.3g} times."
             if own > SAME * min(fits)

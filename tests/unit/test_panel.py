@@ -395,7 +395,12 @@ def test_a_refusal_while_a_run_goes_on_leaves_its_picture_alive(tmp_path, monkey
 @pytest.mark.parametrize(
     "lab, take, told, fastest",
     [
-        ("compile", "time a step", ["9|336 MB", "1|32 MB", *["\u2013|\u2013"] * 2], "ours."),
+        (
+            "compile",
+            "time a step",
+            ["9|336 MB", "1|32 MB", *["\u2013|\u2013"] * 2],
+            "ours, inductor.",
+        ),
         (
             "parameter-server",
             "time a gradient",
