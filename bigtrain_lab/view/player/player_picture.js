@@ -100,6 +100,7 @@ function readScene(bytes, look, unfolded) {
   scene.peak = Math.max(0, ...scene.peaks.map((peak) => peak?.bytes ?? 0), ...scene.totals.flatMap((totals) => totals.reduce((most, total) => Math.max(most, total), 0)));
   scene.unread = raw.levels.map((levels, k) => (raw.deep && levels.length ? unreadOf(scene.byRow[raw.rows.findIndex(([rank]) => rank === raw.kept[k])]) : []));
   scene.ended = new Map(raw.failed.map((rank) => [rank, lastOf(scene, rank)]));
+  for (const [i, [rank]] of scene.rows.entries()) if (scene.ended.has(rank)) scene.byRow[i] = endedAt(scene.byRow[i], scene.ended.get(rank));
   scene.begun = new Map(raw.begun.filter((rank) => raw.kept.includes(rank)).map((rank) => [rank, lastOf(scene, rank)]));  // what ranks were in when a run broke off
   scene.plan = raw.plan.map(([row, kind, start, end, label]) => [row, kind, start, end, start <= scene.begun.get(scene.rows[row][0]) ? label : ""]);
   scene.broke = Math.min(scene.known, ...[...scene.ended].map(([rank, end]) => (rank < scene.own ? end : Infinity))) + 1;
@@ -132,6 +133,9 @@ function lastOf({ rows, byRow, kept, levels }, rank) {
   const own = kept.indexOf(rank), boxes = byRow.filter((_, i) => rows[i][0] === rank && rows[i][1] === "compute");
   return Math.max(0, ...boxes.map((row) => row.at(-1)?.end ?? 0), levels[own].at(-1)?.[0] ?? 0);
 }
+
+/** The boxes of a lane of a rank that failed then: what the lane had begun ends with its rank. */
+const endedAt = (row, tick) => row.filter((s) => s.start < tick).map((s) => (s.end > tick ? { ...s, end: tick } : s));
 
 const sum = (level) => { let total = 0; for (let k = 1; k < level.length; k++) total += level[k]; return total; };
 
@@ -666,8 +670,8 @@ function countedText({ spans, terms }) {
 /** What a row does where it has no box. */
 function doing(scene, row, t) {
   const [rank, lane] = scene.rows[row];
-  if (lane !== "compute") return "free";
   if (t >= scene.ended.get(rank)) return "gone: it failed";
+  if (lane !== "compute") return "free";
   if (t >= scene.begun.get(rank)) return "in what it had begun";
   if (t >= scene.endOf(rank)) return "done";
   return scene.waits[scene.kept.indexOf(rank)].some(([start, end]) => start <= t && t < end) ? "waiting: something for it is on its way, or was lost with its sender" : "idle";
