@@ -160,9 +160,8 @@ def called(trace: Trace) -> list[Called]:
 
 def axis_of(event) -> str:
     """The axis whose ranks a message or a collective joins."""
-    if event.lane == "compute":
-        return "tp" if event.kind in COLLECTIVES else "pp"
-    return event.lane.removeprefix("comm:")
+    on_lane = event.lane.removeprefix("comm:")
+    return on_lane if on_lane != "compute" else "tp" if event.kind in COLLECTIVES else "pp"
 
 
 def reading_rate(trace: Trace) -> float | None:

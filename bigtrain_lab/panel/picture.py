@@ -170,11 +170,12 @@ class Picture(widgets.VBox):
         if made is not None:
             self._made = made
             self._offer_lenses((*made.figures, *[CURVES] * bool(made.curves)))
-        self._kept, self._pinned = (
-            (pinned, pinned.trace)
+        self._kept = (
+            pinned.beside(self._made)
             if pinned and pinned.experiment.name == self._made.name
-            else (None, None)  # of a lab that was reopened before
+            else None  # of a lab that was reopened before
         )
+        self._pinned = self._kept and self._kept.trace
         known = pinned is not None or trace is None or trace.clock != "predicted"
         if self.lenses.value == CURVES and not (known or reported(trace, self._made.curves)):
             self._set(self.lenses, value=PLAYER)  # no loss is known

@@ -103,7 +103,7 @@ class Rivals(Rows):
             else row
             for row in self._found.values()
         ]
-        if pinned and pinned.trace.unit == trace.unit and pinned.compares(made):
+        if pinned and pinned.trace.unit == trace.unit:
             rows.append(
                 table.Rival(
                     str(pinned),
@@ -116,7 +116,7 @@ class Rivals(Rows):
             )
         title = {
             "measured": "All predicted; the measured run is on the timeline.",
-            "modelled": "The blue row ran as predicted.",
+            "modelled": "The blue row ran: time and memory as predicted.",
         }
         if trace.clock == "modelled":
             ran = {"trace": trace, "told": told_of(made, trace)}

@@ -421,11 +421,16 @@ def test_a_lab_s_own_quantities_are_columns_of_its_rivals(lab, take, told, faste
     until(lambda: f" Fastest: {fastest}" in shown.lead.value)
 
 
-def test_slots_that_are_of_another_part_of_the_model_do_not_compare():
+def test_slots_that_are_of_another_part_of_the_model_compare_as_the_work_that_they_are():
     shown = show("pipeline")
     shown.pin()
-    shown.set(ranks=2)
-    assert shown.answers.value.count("against pinned") == 1  # bytes do
+    shown.set(ranks=2)  # a slot is the work of two stages of before: 33 slots are 16.5
+    assert (
+        shown.rows[0].predicted.value,
+        shown.rows[0].pinned.value,
+        shown.picture._pinned.step_time,
+        str(shown.picture._kept).partition("settings, ")[2],
+    ) == (27, 16.5, 16.5, "in slots of now")
 
 
 def test_where_it_takes_long_to_find_rivals_what_the_settings_give_comes_at_once(monkeypatch):
@@ -469,7 +474,7 @@ def test_rivals_stand_side_by_side_and_a_click_takes_one():
     until(lambda: not rivals.waiting)
     trace = ran(shown).traces["modelled"]
     rows = rivals.html.split("<tr")[2:]
-    assert len(rows) == 4 and "The blue row ran as predicted." in rivals.html
+    assert len(rows) == 4 and "The blue row ran: time and memory as predicted." in rivals.html
     assert f'data-time="{trace.step_time}"' in rows[2] and rivals.html.count("btl-own") == 1
     rivals._handle_custom_msg({"row": 2}, [])  # the settings of the run are those of now
     assert (shown.experiment.stage, shown.picture.tabs.value, shown.picture.lenses.value) == (

@@ -154,8 +154,15 @@ def failure(directory: Path, doings: list[Doing], exits: dict[int, Exit]) -> str
     culprit, _ = culprit_of(directory, doings, exits)
     if culprit is None:
         return f"The run ended before its ranks were done. {_rest(doings, ())}".rstrip()
-    reason = _reason(directory, doings, culprit, exits[culprit].code)
-    return "\n".join(filter(None, [reason, _rest(doings, doings[culprit].lanes.values())]))
+    return "\n".join(
+        filter(
+            None,
+            (
+                _reason(directory, doings, culprit, exits[culprit].code),
+                _rest(doings, doings[culprit].lanes.values()),
+            ),
+        )
+    )
 
 
 def culprit_of(

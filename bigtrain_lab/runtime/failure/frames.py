@@ -39,8 +39,9 @@ class Place(NamedTuple):
 def is_foreign(file: str) -> bool:
     """Whether a file is a library's, the runtime's or the interpreter's own. A lab's is none,
     wherever this package is installed."""
-    outside = (RUNTIME, "<frozen") if file.startswith(PACKAGE) else ("<frozen", *LIBRARIES)
-    return file.startswith(outside)
+    return file.startswith(
+        (RUNTIME, "<frozen") if file.startswith(PACKAGE) else ("<frozen", *LIBRARIES)
+    )
 
 
 def innermost(places: list[Place]) -> Place | None:

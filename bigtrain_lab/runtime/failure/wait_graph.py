@@ -150,8 +150,11 @@ class Doing:
 
     def idle(self, at: At) -> bool:
         """Whether a lane has nothing to do before another one launches something."""
-        launched = (at.signal or begin_of(at.lane, 0)) in self.signals
-        return at is not self.main and at.last in (None, "begin", "idle") and not launched
+        return (
+            at is not self.main
+            and at.last in (None, "begin", "idle")
+            and (at.signal or begin_of(at.lane, 0)) not in self.signals  # nothing was launched
+        )
 
     def busy(self, name: str) -> At:
         """The lane of this name; where that is idle the rank's own."""

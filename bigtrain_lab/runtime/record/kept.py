@@ -61,8 +61,10 @@ class Settings(BaseModel):
     @field_validator("started")
     @classmethod
     def is_a_time(cls, text: str) -> str:
-        year = datetime.fromisoformat(text).year
-        refuse((not 1970 < year < 9999, "no run began then"), error=ValueError)
+        refuse(
+            (not 1970 < datetime.fromisoformat(text).year < 9999, "no run began then"),
+            error=ValueError,
+        )
         return text
 
     @model_validator(mode="after")

@@ -112,8 +112,7 @@ class Recorder:
     def mark(self, what: str, *about, lane: str | None = None, now: bool = True) -> None:
         """Write what a lane (this thread's) is about to do, for the diagnosis; or note it,
         before the rank next blocks or works."""
-        write = self.write if now else self.note
-        write("@" + what, self.clock.wall(), lane or self.lane, *about)
+        (self.write if now else self.note)("@" + what, self.clock.wall(), lane or self.lane, *about)
 
     def jitter(self) -> None:
         if self._jitter_s:
@@ -230,9 +229,8 @@ class Recorder:
     def _planned(self, step: tuple, beside: bool) -> int | None:
         """How many collectives a step's plan calls inside it; None where there is none, or no
         plan."""
-        if not self.clock.modelled:
-            return None
-        return len(self.clock.cost.parts(step, self.rank, beside)) - 1 or None
+        parts = self.clock.cost.parts(step, self.rank, beside) if self.clock.modelled else []
+        return len(parts) - 1 if len(parts) > 1 else None
 
     def _within(self, name: str, lane: str, start: int | None, end: int | None) -> None:
         """Note what was read inside the action that has just ended. What a coarse ledger read is

@@ -74,8 +74,15 @@ class Shape(tuple):
                 f"Cannot send {self}: send at most {DIMENSIONS} dimensions of a common dtype.",
             )
         )
-        padded = (*dimensions, *[0] * (DIMENSIONS - len(dimensions)))
-        return torch.tensor([DTYPES.index(dtype), len(dimensions), *padded], dtype=torch.int64)
+        return torch.tensor(
+            [
+                DTYPES.index(dtype),
+                len(dimensions),
+                *dimensions,
+                *[0] * (DIMENSIONS - len(dimensions)),
+            ],
+            dtype=torch.int64,
+        )
 
     @classmethod
     def decode(cls, code: torch.Tensor) -> "Shape":
