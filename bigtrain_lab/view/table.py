@@ -170,7 +170,7 @@ def rivals(
             if own > SAME * min(fits)
             else f"Fastest: {best}."
         )
-        verdict += " Starting kernels takes most of it." * any(rival.launched for rival in given)
+        verdict += " Starting kernels takes most of the time." * any(rival.launched for rival in given)
     if stale := sum(rival.stale for rival in given):
         title, verdict = f"Grey: {stale} of {len(given)} are still to be predicted.", ""
     holds = {held.bytes for held in fullest if held}

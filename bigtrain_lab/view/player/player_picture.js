@@ -481,7 +481,7 @@ function paintMemory(c, v, look) {
   const one = L.strips.length < L.ranks ? ` of ${scene.names[L.strips[0]]}, the fullest` : "", dashed = L.strips.some((rank) => scene.levels[scene.pinnedOf[rank]]?.length) ? "; dashed: pinned" : "";
   const scale = `memory by kind${one}, 0 to ${size(scene.peak)}${dashed}`;
   c.fillStyle = theme.soft; c.textAlign = "left";
-  const thick = L.strips.some((rank) => scene.unread[rank].some(([start, end]) => start < v.to && end > v.from)) ? "; grey line: without what rises inside actions" : "";
+  const thick = L.strips.some((rank) => scene.unread[rank].some(([start, end]) => start < v.to && end > v.from)) ? "; grey line: read at the ends of boxes alone" : "";
   const off = marksOf(v).map((mark) => mark.off !== 0), left = `${scale}; left: held now${L.strip < 30 ? "" : ", and at the peak"}`;
   const whole = !off.length ? left : !off.includes(true) ? `${left}; \u25cb the peak` : !off.includes(false) ? `${left}; \u25c2 \u25b8 the peak is beyond this view`
     : `${left}; \u25cb the peak, \u25c2 \u25b8 beyond this view`;
