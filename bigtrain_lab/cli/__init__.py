@@ -131,8 +131,11 @@ def purpose(experiment_class: type) -> str:
 
 def first_line(cls: type) -> str:
     """The idea of a member: the first line of its file, or of the class where it was typed in."""
-    documented = cls if cls.__module__ == "__main__" else sys.modules[cls.__module__]
-    return (documented.__doc__ or "").strip().partition("\n")[0]
+    return (
+        ((cls if cls.__module__ == "__main__" else sys.modules[cls.__module__]).__doc__ or "")
+        .strip()
+        .partition("\n")[0]
+    )
 
 
 def safeguards(level) -> str:

@@ -404,18 +404,17 @@ class Checkpoint(OfGPT, OneDevice):
                 "This prediction knows what is held where actions end. A run is limited at the very"
                 " operator, and may hold more inside an action."
             )
-        yield (
-            f"By activations {self.everything / peak:.3g} times as deep: the plan keeps at most"
-            f" {size(peak)} of the {size(self.everything)} that keeping all takes, for"
-            f" {work_beside(self.ops, self.chain, self.whole):.2f} times the work."
-        )
-        yield (
-            f"It runs {counted(again, 'forward')} again. Weights, gradients and optimizer state"
-            " grow with the layers under any plan."
-        )
+        if peak < self.everything:
+            yield (
+                f"In the same {size(peak)} of activations the plan trains a model"
+                f" {self.everything / peak:.3g} times as deep as keeping all would, for"
+                f" {work_beside(self.ops, self.chain, self.whole):.2f} times the work. Weights,"
+                " gradients and optimizer state grow with the layers under any plan."
+            )
         if again:
             yield (
-                f"Layer {layer} runs {times} times: {times - 1} advance{'s' * (times > 2)}, and the"
+                f"It runs {counted(again, 'forward')} again. Layer {layer} runs {times} times:"
+                f" {times - 1} advance{'s' * (times > 2)}, and the"
                 " pass that its backward uses."
             )
         if self.recompute.inside:

@@ -183,8 +183,8 @@ class Combined(Layered):
         dear = max(found, key=lambda axis: axis.time, default=None)
         if dear and dear.time:
             yield (
-                f"Of the ranks' time {1 - trace.shares().compute:.1%} is no compute; most of it is"
-                f" {WHAT[dear.name]} ({dear.name})."
+                f"Of the ranks' time {1 - trace.shares().compute:.1%} is no compute; the largest"
+                f" part is {WHAT[dear.name]} ({dear.name})."
             )
         yield from (
             f"{axis.name}, {WHAT[axis.name]}: {duration(axis.time, trace.unit)} of a step"

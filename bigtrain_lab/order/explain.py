@@ -218,8 +218,7 @@ def ranks_before(action: Action, schedule: Schedule) -> list[int]:
 def short(name: str, schedule: Schedule) -> str:
     """ "2F0" as "F0": the sentence has named the rank, which has one stage; of several it stays."""
     action = Action.parse(name.split("+")[0])
-    stage = action.stage if schedule.stages > schedule.ranks else ""
-    return f"{stage}{action.kind}{action.micro_batch}"
+    return f"{action}" if schedule.stages > schedule.ranks else f"{action.kind}{action.micro_batch}"
 
 
 def amount(trace: Trace, ticks: int) -> str:

@@ -26,26 +26,29 @@ class Pinned(NamedTuple):
     column: report.Column
     scaled: str = ""  # in whose slots its times are told
 
-    def beside(self, experiment) -> "Pinned":
-        """In this experiment's slots, of which each is the work of 1 / `slot` of a model: 33 slots
-        of 4 stages last as long as 41.25 of 5."""
+    def beside(self, experiment, unit: str) -> "Pinned":
+        """In this experiment's slots, where that is its unit; each is the work of 1 / `slot` of a
+        model: 33 slots of 4 stages last as long as 41.25 of 5. Those of another lab go."""
         factor = Fraction(experiment.slot, self.experiment.slot)
-        if self.trace.unit != "slot" or factor == 1:
+        same = experiment.name == self.experiment.name
+        if {self.trace.unit, unit} != {"slot"} or (same and factor == 1):
             return self
         column = {
             name: amount._replace(value=float(amount.value * factor))
             if amount.unit.startswith("slot")
             else amount
             for name, amount in self.column.items()
+            if same or not amount.unit.startswith("slot")
         }
         return self._replace(
-            trace=slower(self.trace, factor), column=column, scaled=", in slots of now"
+            trace=slower(self.trace, factor), column=column, scaled="times in slots of now"
         )
 
     def __str__(self) -> str:
         return (
             f"pinned: {self.trace.clock},"
-            f" {report.told_settings(self.experiment) or 'default settings'}{self.scaled}"
+            f" {report.told_settings(self.experiment) or 'default settings'}"
+            f"{', ' * bool(self.scaled)}{self.scaled}"
         )
 
 
@@ -136,7 +139,9 @@ class Compared:
         return report.lined_up(
             self.experiment.quantities,
             self.columns,
-            self.pinned.beside(self.experiment).column if self.pinned else None,
+            self.pinned.beside(self.experiment, self.traces["predicted"].unit).column
+            if self.pinned
+            else None,
             report.priced_here(self.experiment),
         )
 
@@ -191,10 +196,16 @@ class Compared:
         if not self.pinned:
             return []
         earlier = order_of(self.pinned.trace.settings) != self._order_now
-        return (
-            report.changes(self.pinned.experiment, self.experiment)
-            or ["an earlier order"] * earlier
-        )
+        return [
+            *(
+                report.changes(self.pinned.experiment, self.experiment)
+                or ["an earlier order"] * earlier
+            ),
+            *filter(
+                None,
+                [self.pinned.beside(self.experiment, self.traces["predicted"].unit).scaled],
+            ),
+        ]
 
 
 def identity(experiment) -> tuple:

@@ -91,7 +91,7 @@ class Panel(widgets.VBox):
             moving=lambda: self.settings.predicting,
         )
         self.player, self.tabs = self.picture.player, self.picture.tabs
-        self.picture.rivals.observe(lambda _: self._tabulate(), "html")  # with their verdict
+        self.picture.rivals.observe(self._on_rivals, "html")
         self.foot = Foot(
             self.settings.more,
             opened=self._on_foot,
@@ -386,6 +386,11 @@ class Panel(widgets.VBox):
         self.foot.numbers.value = (
             f'<div class="btl-results">{told}<p class="btl-soft">{escape(self._cost)}</p></div>'
         )
+
+    def _on_rivals(self, _) -> None:
+        """Their verdict has come, in a thread of its own."""
+        with self._lock:
+            self._tabulate()
 
     def pin(self) -> None:
         """Press Pin: keep what is shown beside what comes; what was pinned before goes. Settings

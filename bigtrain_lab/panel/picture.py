@@ -171,8 +171,8 @@ class Picture(widgets.VBox):
             self._made = made
             self._offer_lenses((*made.figures, *[CURVES] * bool(made.curves)))
         self._kept = (
-            pinned.beside(self._made)
-            if pinned and pinned.experiment.name == self._made.name
+            pinned.beside(self._made, trace.unit)
+            if pinned and trace and pinned.experiment.name == self._made.name
             else None  # of a lab that was reopened before
         )
         self._pinned = self._kept and self._kept.trace

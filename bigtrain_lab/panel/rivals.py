@@ -135,9 +135,11 @@ class Rivals(Rows):
         self.html = html
 
     def verdict(self, experiment) -> str:
-        """Which of their rivals is the fastest, in words; "" while that is not known, and of a lab
-        whose own sentences find it."""
-        return self._verdict if experiment is self._shown and not experiment.tells_late else ""
+        """Which of their rivals is the fastest, in words; "" while that is not known, under a
+        fault, which rivals are without, and of a lab whose own sentences find it."""
+        return self._verdict * (
+            experiment is self._shown and not experiment.tells_late and experiment.fault == "none"
+        )
 
 
 def as_predicted(row: table.Rival, trace: Trace) -> bool:

@@ -246,8 +246,11 @@ class Recipe:
             name: (weight.float() if weight.itemsize < 4 else weight).numpy()
             for name, weight in named.items()
         }
-        loss = "loss" if self.replicas == 1 else f"loss of replica {replica}"
-        return found | ({loss: np.array(losses)} if losses else {})
+        return found | (
+            {"loss" + f" of replica {replica}" * (self.replicas > 1): np.array(losses)}
+            if losses
+            else {}
+        )
 
 
 def train(recipe: Recipe, rank, lens: Lens = Lens(), kind: type | None = None) -> "Training":

@@ -162,15 +162,15 @@ def rivals(
     fits = [spent for spent, counted in zip(takes, counts) if counted]
     own = next((spent for spent, rival in zip(takes, given) if rival.own and spent), 0)
     verdict = ""
-    if max(fits, default=0) > SAME * min(fits, default=0):
+    if max([*fits, own]) > SAME * min(fits, default=own):
         first = [r.name for r, of, fit in zip(given, takes, counts) if fit and of == min(fits)]
-        best = f"{by} {first[0]}" if first[0].isdigit() else ", ".join(first)
+        best = f"{by} " * first[0].isdigit() + ", ".join(first)
         verdict = (
             f"Fastest: {best}, by {own / min(fits):.3g} times."
             if own > SAME * min(fits)
             else f"Fastest: {best}."
         )
-        verdict += " Starting kernels takes most of the time." * any(rival.launched for rival in given)
+    verdict += " Starting kernels takes most of the time." * any(rival.launched for rival in given)
     if stale := sum(rival.stale for rival in given):
         title, verdict = f"Grey: {stale} of {len(given)} are still to be predicted.", ""
     holds = {held.bytes for held in fullest if held}

@@ -430,7 +430,7 @@ def test_slots_that_are_of_another_part_of_the_model_compare_as_the_work_that_th
         shown.rows[0].pinned.value,
         shown.picture._pinned.step_time,
         str(shown.picture._kept).partition("settings, ")[2],
-    ) == (27, 16.5, 16.5, "in slots of now")
+    ) == (27, 16.5, 16.5, "times in slots of now")
 
 
 def test_where_it_takes_long_to_find_rivals_what_the_settings_give_comes_at_once(monkeypatch):

@@ -71,8 +71,9 @@ class Server:
                 stdin=subprocess.DEVNULL,
                 env={name: value for name, value in os.environ.items() if READ.match(name)},
             )
-        told = [dict(os.environ), sys.path, forks.__name__, self.room]
-        self.control.sendall(json.dumps(told).encode() + b"\n")
+        self.control.sendall(
+            json.dumps([dict(os.environ), sys.path, forks.__name__, self.room]).encode() + b"\n"
+        )
         atexit.register(self.forget, os.getpid())
 
     def forget(self, owner: int) -> None:

@@ -135,7 +135,7 @@ function lastOf({ rows, byRow, kept, levels }, rank) {
 }
 
 /** The boxes of a lane of a rank that failed then: what the lane had begun ends with its rank. */
-const endedAt = (row, tick) => row.filter((s) => s.start < tick).map((s) => (s.end > tick ? { ...s, end: tick } : s));
+const endedAt = (row, tick) => row.filter((s) => s.start < tick || s.end <= tick).map((s) => (s.end > tick ? { ...s, end: tick } : s));
 
 const sum = (level) => { let total = 0; for (let k = 1; k < level.length; k++) total += level[k]; return total; };
 
