@@ -115,7 +115,7 @@ def bar(shares: list[float], pale: bool) -> str:
     drawn = said = ""
     for name, share in zip(LOOKS, shares):
         drawn += f'<i class="btl-{name}" style="flex:{share}"></i>'
-        what = "message waits" if name == "waits" else name
+        what = "waits for data" if name == "waits" else name
         said += f'<span title="{LOOKS[name]}"><i class="btl-{name}"></i>{what} {share:.1f}%</span>'
     return f'<div class="btl-shares {"btl-pale" * pale}"><p>{drawn}</p>{said}</div>'
 

@@ -291,7 +291,7 @@ def test_a_panel_says_for_which_share_of_the_time_ranks_compute_wait_and_idle(na
         assert [row.quantity for row in panel.rows[-3:]] == names
         assert all(
             f"{what} {share:.1%}" in panel.answers.value
-            for what, share in zip(("compute", "message waits", "idle"), shares)
+            for what, share in zip(("compute", "waits for data", "idle"), shares)
         )
         drawn = json.loads(pack(trace := panel.traces["predicted"]))
         waits = sum(end - start for own in drawn["waits"] for start, end in own)
