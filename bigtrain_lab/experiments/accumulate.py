@@ -33,7 +33,6 @@ class Accumulate(OfGPT, OneDevice):
     curves: ClassVar[dict[str, str]] = {"loss": "loss of each micro-batch"}
     answers: ClassVar[tuple[str, ...]] = (
         "gradient off by, token-weighted",
-        "gradient off by, mean of means, expected",
         "gradient off by, mean of means",
         "peak memory",
     )

@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import Any, ClassVar
 
 from .. import models
-from ..core import PROFILES, Hardware, Impossible, Trace, duration, knob
+from ..core import PROFILES, Hardware, Impossible, Trace, knob
 from ..order import Stage, by_sizes, require_sizes, stage_times, worst
 from ..order.simulate import simulate
 from ..runtime.calibrate import NAME as MACHINE
@@ -208,17 +208,11 @@ class Partition(PipelineExperiment):
     def why(self, trace: Trace) -> Iterable[str]:
         times = stage_times(trace)
         if len(times) > 1:
-            best = min(self.cuts.values(), key=lambda cut: cut["step_time"])
-            if best["sizes"] == self.cuts[self.partition]["sizes"]:
-                yield (
-                    f"Stage {times.index(max(times))} has {max(times) / sum(times):.0%} of the"
-                    " work. No rule cuts it better."
-                )
-            else:
-                yield (
-                    f"Stage {times.index(max(times))} has {max(times) / sum(times):.0%} of the"
-                    f" work, where {1 / len(times):.0%} would be a share; cut into"
-                    f" {', '.join(map(str, best['sizes']))} pieces instead, a step takes"
-                    f" {duration(best['step_time'], self.profile.unit)}."
-                )
+            best = min(self.cuts.values(), key=lambda cut: cut["step_time"])["sizes"]
+            yield (
+                f"Stage {times.index(max(times))} has {max(times) / sum(times):.0%} of the work,"
+                f" where {1 / len(times):.0%} would be a share."
+                + " No rule cuts it better."
+                * (best == self.cuts[self.partition]["sizes"])
+            )
         yield from super().why(trace)

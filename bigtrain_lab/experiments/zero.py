@@ -226,9 +226,10 @@ class Zero(Layered):
         if self.replicas == 1:
             return
         if self.stage:
+            what = ("state", "gradients and state", "values, gradients and state")[self.stage - 1]
             yield (
-                f"It need not: a rank keeps the state of 1/{self.replicas} of the weights, updates"
-                " those, and gets the others from their ranks."
+                f"It need not: a rank keeps the {what} of 1/{self.replicas} of the weights, updates"
+                f" those, and gets the others{' layer by layer' * (self.stage == 3)}."
             )
         each, copied = (self.paper_bytes(stage) for stage in (self.stage, 0))
         yield (

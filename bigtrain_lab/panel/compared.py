@@ -139,9 +139,7 @@ class Compared:
         return report.lined_up(
             self.experiment.quantities,
             self.columns,
-            self.pinned.beside(self.experiment, self.traces["predicted"].unit).column
-            if self.pinned
-            else None,
+            self.beside.column if self.pinned else None,
             report.priced_here(self.experiment),
         )
 
@@ -156,6 +154,11 @@ class Compared:
             self.columns[clock],
         )
 
+    @property
+    def beside(self) -> Pinned:
+        """What is pinned, as it is told beside the settings of now."""
+        return self.pinned.beside(self.experiment, self.traces["predicted"].unit)
+
     def told_of(self, tab: str) -> str:
         """The clock that the sentences are of, where this tab shows another one; else ""."""
         clock = "modelled" if not self.changed and self.said else "predicted"
@@ -165,11 +168,14 @@ class Compared:
     def sentences(self) -> list[str]:
         """Which machine prices all this, where it is not this one; why the last run went as it did,
         where it is of these settings, else why the prediction does."""
-        earlier = [EARLIER] if self.changed == "order" else []
         why = (not self.changed and self.said) or (
             self.prediction.sentences if self.prediction else []
         )
-        return earlier + machine_of_a_run(self.experiment) + why
+        return [
+            *[EARLIER] * (self.changed == "order"),
+            *machine_of_a_run(self.experiment),
+            *why,
+        ]
 
     def of(self, tab: str) -> Trace | None:
         """The trace that a tab shows."""
@@ -195,16 +201,12 @@ class Compared:
         order."""
         if not self.pinned:
             return []
-        earlier = order_of(self.pinned.trace.settings) != self._order_now
         return [
             *(
                 report.changes(self.pinned.experiment, self.experiment)
-                or ["an earlier order"] * earlier
+                or ["an earlier order"] * (order_of(self.pinned.trace.settings) != self._order_now)
             ),
-            *filter(
-                None,
-                [self.pinned.beside(self.experiment, self.traces["predicted"].unit).scaled],
-            ),
+            *filter(None, [self.beside.scaled]),
         ]
 
 

@@ -268,8 +268,7 @@ class Picture(widgets.VBox):
         last ones."""
         count = steps_drawn(trace) if trace is not None else 0
         pinned = None if self._live or self._taken else self._pinned  # a table above has it too
-        fits = self._plan and len(self._plan) <= DRAWN and not pinned
-        plan = self._plan if fits else None
+        plan = self._plan if not pinned and 0 < len(self._plan or ()) <= DRAWN else None
         whole = trace is None or count == trace.steps
         told = not whole and not self._live
         self._steps.layout.display = None if told else "none"

@@ -165,11 +165,9 @@ def rivals(
     if max([*fits, own]) > SAME * min(fits, default=own):
         first = [r.name for r, of, fit in zip(given, takes, counts) if fit and of == min(fits)]
         best = f"{by} " * first[0].isdigit() + ", ".join(first)
-        verdict = (
-            f"Fastest: {best}, by {own / min(fits):.3g} times."
-            if own > SAME * min(fits)
-            else f"Fastest: {best}."
-        )
+        works = " that works" * any(over or r.broken for over, r in zip(large, given))
+        ahead = f", {own / min(fits):.3g} times as fast as yours" * (own > SAME * min(fits))
+        verdict = f"Fastest{works}: {best}{ahead}."
     verdict += " Starting kernels takes most of the time." * any(rival.launched for rival in given)
     if stale := sum(rival.stale for rival in given):
         title, verdict = f"Grey: {stale} of {len(given)} are still to be predicted.", ""

@@ -177,17 +177,20 @@ const LEFT = 96, RIGHT = 16, TOP = 6, AXIS = 22, THIN = 20, LEAST = 14, SIDE = 0
 const pick = (count, choices, otherwise) => { for (const [most, value] of choices) if (count <= most) return value; return otherwise; };
 
 function layoutOf(scene, width, wanted) {
-  const rows = scene.rows.length, ranks = scene.levels.some((l) => l.length) && !scene.chunks ? scene.kept.filter((rank) => rank < scene.own).length : 0;
+  const rows = scene.rows.length;
+  let ranks = scene.levels.some((l) => l.length) && !scene.chunks ? scene.kept.filter((rank) => rank < scene.own).length : 0;
   let row = pick(rows, [[4, 26], [6, 23], [8, 19], [16, 14]], Math.max(4, 240 / rows)), gap = pick(rows, [[4, 9], [8, 7], [16, 4]], 1);
   let strip = pick(ranks, [[1, 104], [2, 60], [4, 38], [6, 32], [8, 24], [16, 15]], Math.max(4, 260 / (ranks || 1))), space = pick(ranks, [[8, 4], [16, 2]], 1);
-  const caption = ranks ? 24 : 6, lanes = scene.rows.map(([, lane]) => (lane === "compute" || scene.chunks ? 1 : SIDE));
+  const lanes = scene.rows.map(([, lane]) => (lane === "compute" || scene.chunks ? 1 : SIDE));
   const above = lanes.map((_, i) => lanes.slice(0, i).reduce((high, one) => high + one, 0)), all = above.at(-1) + lanes.at(-1);
+  if (wanted && rows <= 12 && wanted - TOP - AXIS - 24 - all * 13 - rows * 2 < THIN) ranks = 0;  // no room for memory below boxes that hold their labels
+  const caption = ranks ? 24 : 6;
   const natural = all * row + rows * gap + ranks * (strip + space);
   const under = scene.chunks ? chunksLayout(scene.chunks, 0, width).height + 8 : 0;
   const scale = wanted ? Math.max(0.3, (wanted - TOP - AXIS - caption - under) / natural) : scene.chunks ? 0.64 : 1;
   [row, gap, strip, space] = [Math.min(row * scale, HIGHEST), gap * scale, strip * scale, space * scale];
   if (wanted && ranks && row < 13 && rows <= 12) {  // a box holds its label: memory takes what is left
-    [row, gap] = wanted - TOP - AXIS - caption - all * 13 - rows * 2 > LEAST ? [13, 2] : [Math.max(5, Math.min(11, (wanted - TOP - AXIS - caption - LEAST - rows) / all)), 1];
+    [row, gap] = [13, 2];
     strip = Math.max(6, (wanted - TOP - AXIS - caption - all * row - rows * gap) / ranks - space);
   }
   if (scene.chunks && row < 12 && row + gap >= 13) [row, gap] = [12, row + gap - 12];  // a round's box holds its label
@@ -482,9 +485,9 @@ function paintMemory(c, v, look) {
   const scale = `memory by kind${one}, 0 to ${size(scene.peak)}${dashed}`;
   c.fillStyle = theme.soft; c.textAlign = "left";
   const thick = L.strips.some((rank) => scene.unread[rank].some(([start, end]) => start < v.to && end > v.from)) ? "; grey line: read at the ends of boxes alone" : "";
-  const off = marksOf(v).map((mark) => mark.off !== 0), left = `${scale}; left: held now${L.strip < 30 ? "" : ", and at the peak"}`;
-  const whole = !off.length ? left : !off.includes(true) ? `${left}; \u25cb the peak` : !off.includes(false) ? `${left}; \u25c2 \u25b8 the peak is beyond this view`
-    : `${left}; \u25cb the peak, \u25c2 \u25b8 beyond this view`;
+  const off = marksOf(v).map((mark) => mark.off), left = `${scale}; left: held now${L.strip < 30 ? "" : ", and at the peak"}`;
+  const whole = !off.length ? left : !off.some(Boolean) ? `${left}; \u25cb the peak` : off.every((way) => way > 0) ? `${left}; the peak comes later \u25b8`
+    : off.every((way) => way < 0) ? `${left}; \u25c2 the peak was earlier` : `${left}; \u25cb \u25c2 \u25b8 the peaks`;
   const caption = [whole, `${scale}; left: held now`, scale, `0 to ${size(scene.peak)}`].map((text) => text + thick).concat(`0 to ${size(scene.peak)}`).map(spoken);
   c.fillText(caption.find((text) => c.measureText(text).width < right - LEFT - taken) ?? "", LEFT, at);
 }
