@@ -173,7 +173,7 @@ const exactSize = (bytes) => bytes < 1000 ? `${bytes} bytes` : `${size(bytes)} (
 
 // ---- layout and scales -----------------------------------------------------------------------------------------------
 
-const LEFT = 96, RIGHT = 16, TOP = 6, AXIS = 22, THIN = 20, LEAST = 14, SIDE = 0.7, HIGHEST = 44;  // a lane beside the compute is lower; none is higher
+const LEFT = 96, RIGHT = 16, TOP = 6, AXIS = 22, THIN = 20, LEAST = 14, ALONE = 26, SIDE = 0.7, HIGHEST = 44;  // a lane beside the compute is lower; none is higher
 const pick = (count, choices, otherwise) => { for (const [most, value] of choices) if (count <= most) return value; return otherwise; };
 
 function layoutOf(scene, width, wanted) {
@@ -183,7 +183,7 @@ function layoutOf(scene, width, wanted) {
   let strip = pick(ranks, [[1, 104], [2, 60], [4, 38], [6, 32], [8, 24], [16, 15]], Math.max(4, 260 / (ranks || 1))), space = pick(ranks, [[8, 4], [16, 2]], 1);
   const lanes = scene.rows.map(([, lane]) => (lane === "compute" || scene.chunks ? 1 : SIDE));
   const above = lanes.map((_, i) => lanes.slice(0, i).reduce((high, one) => high + one, 0)), all = above.at(-1) + lanes.at(-1);
-  if (wanted && rows <= 12 && wanted - TOP - AXIS - 24 - all * 13 - rows * 2 < THIN) ranks = 0;  // no room for memory below boxes that hold their labels
+  if (wanted && rows <= 12 && wanted - TOP - AXIS - 24 - all * 13 - rows * 2 < ALONE) ranks = 0;  // boxes hold their labels; memory has room below, or none
   const caption = ranks ? 24 : 6;
   const natural = all * row + rows * gap + ranks * (strip + space);
   const under = scene.chunks ? chunksLayout(scene.chunks, 0, width).height + 8 : 0;
@@ -282,6 +282,7 @@ function paintWaits(c, v) {
       if (lane === "compute") {
         c.fillStyle = theme.bg; c.fillRect(x, y, w, L.row); c.fillStyle = hatch; c.fillRect(x, y, w, L.row);
         if (w > 3) { c.strokeStyle = look.wait; c.lineWidth = 1; c.strokeRect(x + 0.5, y + 0.5, w - 1, L.row - 1); }
+        if (L.row >= 13) plate(c, v, spoken(clockTime(scene, end - start)), x + w / 2, y + L.row / 2, w - 8);
       } else for (const s of during(scene.byRow[i], start, end, scene.end)) {
         const from = Math.max(s.start, start), to = Math.min(s.end, end);
         if (to > from) { c.fillStyle = look.wait; c.fillRect(xOf(v, from), y, Math.max(0.6, xOf(v, to) - xOf(v, from) - (to === s.end && xOf(v, to) - xOf(v, from) > 3)), L.rowH(i)); }
@@ -305,6 +306,15 @@ function paintFailed(c, v) {
     c.lineWidth = 1; c.beginPath(); c.moveTo(from + 2 * r + 48, y); c.lineTo(to, y); c.stroke();
   });
   c.restore();
+}
+
+/** A number on its own ground, in the middle of so much room, or not at all. */
+function plate(c, { theme }, text, x, y, room) {
+  c.font = `11px ${theme.font}`; c.textAlign = "center"; c.textBaseline = "middle";
+  const wide = c.measureText(text).width;
+  if (wide > room) return;
+  c.fillStyle = theme.bg; c.globalAlpha = 0.85; c.fillRect(x - wide / 2 - 3, y - 6, wide + 6, 12); c.globalAlpha = 1;
+  c.fillStyle = theme.ink; c.fillText(text, x, y + 0.5);
 }
 
 function dotted(c, colour) {
@@ -482,14 +492,10 @@ function paintMemory(c, v, look) {
     }
   }
   const one = L.strips.length < L.ranks ? ` of ${scene.names[L.strips[0]]}, the fullest` : "", dashed = L.strips.some((rank) => scene.levels[scene.pinnedOf[rank]]?.length) ? "; dashed: pinned" : "";
-  const scale = `memory by kind${one}, 0 to ${size(scene.peak)}${dashed}`;
   c.fillStyle = theme.soft; c.textAlign = "left";
   const thick = L.strips.some((rank) => scene.unread[rank].some(([start, end]) => start < v.to && end > v.from)) ? "; grey line: read at the ends of boxes alone" : "";
-  const off = marksOf(v).map((mark) => mark.off), left = `${scale}; left: held now${L.strip < 30 ? "" : ", and at the peak"}`;
-  const whole = !off.length ? left : !off.some(Boolean) ? `${left}; \u25cb the peak` : off.every((way) => way > 0) ? `${left}; the peak comes later \u25b8`
-    : off.every((way) => way < 0) ? `${left}; \u25c2 the peak was earlier` : `${left}; \u25cb \u25c2 \u25b8 the peaks`;
-  const caption = [whole, `${scale}; left: held now`, scale, `0 to ${size(scene.peak)}`].map((text) => text + thick).concat(`0 to ${size(scene.peak)}`).map(spoken);
-  c.fillText(caption.find((text) => c.measureText(text).width < right - LEFT - taken) ?? "", LEFT, at);
+  const scale = `memory by kind${one}${dashed}`, left = `${scale}; left: held now`;
+  c.fillText([left + thick, left, scale].map(spoken).find((text) => c.measureText(text).width < right - LEFT - taken) ?? "", LEFT, at);
 }
 
 /** The markers of the peaks: where, and of which rank; of ranks whose strips are thin the highest peak's alone. Of a peak before
@@ -510,8 +516,11 @@ function paintMarks(c, v) {
       const r = on ? 6 : 4.5;
       c.beginPath(); c.moveTo(x, y); c.lineTo(x - off * 1.6 * r, y - r); c.lineTo(x - off * 1.6 * r, y + r); c.closePath();
       c.fillStyle = on ? v.theme.accent : v.theme.ink; c.fill();
-      continue;
     }
+    const where = off > 0 ? ", later" : off ? ", earlier" : "", text = spoken(`peak ${size(v.scene.peaks[rank].bytes)}${where}`);
+    const side = off || (x > v.layout.width / 2 ? 1 : -1), half = c.measureText(text).width / 2 + 14;
+    plate(c, v, text, x - side * half, Math.max(y, v.layout.stripY(rank) + 6), Infinity);
+    if (off) continue;
     const { tick } = v.scene.peaks[rank], drawn = [tick, tick - 0.5].map((t) => sum(levelAt(v.scene.levels[rank], t) ?? []));  // ticks are whole
     const below = memoryY(v, rank, Math.max(...drawn));
     if (below > y + 4) {  // higher than what is drawn, which was read at the ends of actions: its action's last level is left of it
@@ -549,10 +558,9 @@ function paintFrame(c, v) {
   c.beginPath(); c.moveTo(on - (off ? 0 : 5), 0); c.lineTo(on + (off ? 8 * off : 5), off ? 5 : 0); c.lineTo(on, off ? 10 : 7); c.fill();
   c.font = `10px ${theme.font}`; c.textAlign = "right"; c.textBaseline = "middle";
   for (const rank of L.strips) if (L.strip + L.space >= 11 || rank % 8 === 0) {
-    const level = heldAt(scene, rank, v.t), y = L.stripY(rank), two = L.strip >= 30;
-    const now = size(level ? sum(level) : 0), most = size(scene.peaks[rank]?.bytes ?? 0), bytes = now === most ? now : `${now.replace(now.endsWith(most.slice(-2)) ? /\s\S+$/ : "", "")} of ${most}`;
+    const level = heldAt(scene, rank, v.t), y = L.stripY(rank), two = L.strip >= 30, now = size(level ? sum(level) : 0);
     c.fillStyle = theme.ink; if (two) c.fillText(spoken(scene.holders[rank]), LEFT - 8, y + L.strip / 2 - 7);
-    c.fillStyle = theme.soft; c.fillText(two ? bytes : `${scene.names[rank].replace(/^ranks? /, "r")}  ${now}`, LEFT - 8, y + L.strip / 2 + (two ? 7 : 0), LEFT - 12);
+    c.fillStyle = theme.soft; c.fillText(two ? now : `${scene.names[rank].replace(/^ranks? /, "r")}  ${now}`, LEFT - 8, y + L.strip / 2 + (two ? 7 : 0), LEFT - 12);
   }
   if (v.to - v.from < scene.end * 0.999) {  // where in the whole this view lies, and the playhead
     const whole = right - LEFT;
