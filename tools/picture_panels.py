@@ -174,6 +174,7 @@ def states(folder: Path, names: list[str]) -> None:
 
             def take(state, lab=lab, page=page, name=name, wide=size[0]):
                 page.wait_for_function(PREDICTED)
+                page.locator(".btl-panel").first.evaluate("panel => panel.scrollIntoView()")
                 for theme in ("Light", "Dark"):
                     lab.theme(f"JupyterLab {theme}")
                     page.wait_for_timeout(SEEN_MS)

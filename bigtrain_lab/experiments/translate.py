@@ -428,8 +428,9 @@ class Translate(Replicated):
         ]
         if self.replicas > 1 and trace.clock != "measured":
             yield (
-                f"{self.replicas} ranks train {self.alone_s / whole:.3g} times as fast as one: the"
-                f" run takes {duration(whole, unit)} in place of {duration(self.alone_s, unit)}."
+                f"{self.replicas} ranks are {self.alone_s / whole:.3g} times as fast as one: the"
+                f" run takes {duration(whole, unit)} in place of {duration(self.alone_s, unit)},"
+                " tests and translations included."
             )
         yield f"Of {duration(whole, unit)} the slowest rank spends {', '.join(told)}."
         if wait := starved(trace):

@@ -169,6 +169,7 @@ def packed(
         "unfinished": bool(trace.settings.get("unfinished")),
         "failed": trace.left("failed"),
         "begun": trace.left("failed") + trace.left("in"),
+        "inside": trace.left("in"),
         "idles": trace.shares().idle > LEAST,
         "parts": [[trace.ranks, end - start]],
         "end": end - start,

@@ -101,6 +101,7 @@ def slot(row: report.Row, clock: str, later: str, pinned: report.Amount | None) 
     gap = f"<small>{of}</small>"
     if amount and pinned and amount.unit == pinned.unit and not pale:
         gap = f'<em title="against pinned">{escape(report.gap(pinned, amount))}</em>'
+        gap += f"<small>from {str(pinned).partition(' ')[0]}</small>" * (pinned != amount)
     return (
         f'<div class="{"btl-pale" * pale}"'
         f' title="{escape(MEANT.get(row.quantity, row.quantity))}">'
@@ -161,11 +162,10 @@ def rivals(
     ]
     fits = [spent for spent, counted in zip(takes, counts) if counted]
     own = next((spent for spent, rival in zip(takes, given) if rival.own and spent), 0)
-    verdict = ""
+    verdict, works = "", " that works" * any(over or r.broken for over, r in zip(large, given))
     if max([*fits, own]) > SAME * min(fits, default=own):
         first = [r.name for r, of, fit in zip(given, takes, counts) if fit and of == min(fits)]
         best = f"{by} " * first[0].isdigit() + ", ".join(first)
-        works = " that works" * any(over or r.broken for over, r in zip(large, given))
         ahead = f", {own / min(fits):.3g} times as fast as yours" * (own > SAME * min(fits))
         verdict = f"Fastest{works}: {best}{ahead}."
     verdict += " Starting kernels takes most of the time." * any(rival.launched for rival in given)
@@ -190,6 +190,7 @@ def rivals(
                 most,
             ),
             others,
+            f"fastest{works}",
         )
         for at, (rival, spent, held, over) in enumerate(zip(given, takes, fullest, large))
     )
@@ -260,6 +261,7 @@ def rival_row(
     over: str,
     scale: tuple,
     others: list[str],
+    first: str,
 ) -> str:
     name = escape(rival.name)
     look = (
@@ -284,7 +286,7 @@ def rival_row(
     ]
     name = (
         f"{parts(trace)}{name}"
-        + "<em> \u00b7 fastest</em>" * (spent == least < longest)
+        + f"<em> \u00b7 {first}</em>" * (spent == least < longest)
         + f"<em>, {rival.broken}</em>" * bool(rival.broken)
     )
     memory = f'<td>{over}{size(total)}</td><td class="btl-shares"><p>{"".join(kinds)}</p></td>'

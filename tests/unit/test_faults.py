@@ -72,9 +72,9 @@ def test_a_fault_that_ends_the_run_is_named_and_nothing_is_left(fault, tmp_path)
     ]  # what came before is all there
     one = run.waits[1]
     assert (one.state, one.what) == {
-        "raise": ("failed", "OnPurpose"),
-        "exit": ("failed", "exit code 3"),
-        "kill": ("failed", "SIGKILL"),
+        "raise": ("failed", "OnPurpose, in 1F3"),
+        "exit": ("failed", "exit code 3, in 1F3"),
+        "kill": ("failed", "SIGKILL, in 1F3"),
         "deadlock": ("waits", "a go-ahead"),
         "hang": ("works", "in 1F3"),
     }[fault]

@@ -88,7 +88,11 @@ def states(
     failed = kept if culprit is None else {culprit: _cause(doings[culprit], exits[culprit].code)}
     found = [state_of(doings, doing, line_of(directory, doing), stuck) for doing in doings]
     return [
-        state._replace(state="failed", what=failed[state.rank], on=())
+        state._replace(
+            state="failed",
+            what=f"{failed[state.rank]}{f', {state.what}' * state.what.startswith('in ')}",
+            on=(),
+        )
         if state.rank in failed
         else state
         for state in found

@@ -205,7 +205,7 @@ class Run:
             ended = {
                 state: [each.rank for each in self.waits if each.state == state]
                 for state in ("failed", "waits")
-            } | {"in": [each.rank for each in self.waits if each.what.startswith("in ")]}
+            } | {"in": [each.rank for each in self.waits if ", in " in f", {each.what}"]}
             header |= {
                 "steps": min(steps_done(events, header["settings"]), header["steps"]),
                 "settings": {**header["settings"], "unfinished": ended},

@@ -99,9 +99,11 @@ function readScene(bytes, look, unfolded) {
   });
   scene.peak = Math.max(0, ...scene.peaks.map((peak) => peak?.bytes ?? 0), ...scene.totals.flatMap((totals) => totals.reduce((most, total) => Math.max(most, total), 0)));
   scene.unread = raw.levels.map((levels, k) => (raw.deep && levels.length ? unreadOf(scene.byRow[raw.rows.findIndex(([rank]) => rank === raw.kept[k])]) : []));
-  scene.ended = new Map(raw.failed.map((rank) => [rank, lastOf(scene, rank)]));
+  const inside = new Map(raw.plan.filter(([row, , , , label]) => label && raw.inside.includes(raw.rows[row][0])).map(([row, , start]) => [raw.rows[row][0], start]));
+  const reached = (rank) => Math.max(lastOf(scene, rank), inside.get(rank) ?? 0);  // as planned, of a rank that was in a box when the run broke off
+  scene.ended = new Map(raw.failed.map((rank) => [rank, reached(rank)]));
   for (const [i, [rank]] of scene.rows.entries()) if (scene.ended.has(rank)) scene.byRow[i] = endedAt(scene.byRow[i], scene.ended.get(rank));
-  scene.begun = new Map(raw.begun.filter((rank) => raw.kept.includes(rank)).map((rank) => [rank, lastOf(scene, rank)]));  // what ranks were in when a run broke off
+  scene.begun = new Map(raw.begun.filter((rank) => raw.kept.includes(rank)).map((rank) => [rank, reached(rank)]));  // what ranks were in when a run broke off
   scene.plan = raw.plan.map(([row, kind, start, end, label]) => [row, kind, start, end, start <= scene.begun.get(scene.rows[row][0]) ? label : ""]);
   scene.broke = Math.min(scene.known, ...[...scene.ended].map(([rank, end]) => (rank < scene.own ? end : Infinity))) + 1;
   scene.kinds = look.memory.map((_, k) => raw.levels.some((rank) => rank.some((level) => level[k + 1]))
@@ -282,7 +284,7 @@ function paintWaits(c, v) {
       if (lane === "compute") {
         c.fillStyle = theme.bg; c.fillRect(x, y, w, L.row); c.fillStyle = hatch; c.fillRect(x, y, w, L.row);
         if (w > 3) { c.strokeStyle = look.wait; c.lineWidth = 1; c.strokeRect(x + 0.5, y + 0.5, w - 1, L.row - 1); }
-        if (L.row >= 13) plate(c, v, spoken(clockTime(scene, end - start)), x + w / 2, y + L.row / 2, w - 8);
+        if (L.row >= 13) number(c, v, spoken(clockTime(scene, end - start)), x + w / 2, y + L.row / 2, w - 8);
       } else for (const s of during(scene.byRow[i], start, end, scene.end)) {
         const from = Math.max(s.start, start), to = Math.min(s.end, end);
         if (to > from) { c.fillStyle = look.wait; c.fillRect(xOf(v, from), y, Math.max(0.6, xOf(v, to) - xOf(v, from) - (to === s.end && xOf(v, to) - xOf(v, from) > 3)), L.rowH(i)); }
@@ -308,12 +310,11 @@ function paintFailed(c, v) {
   c.restore();
 }
 
-/** A number on its own ground, in the middle of so much room, or not at all. */
-function plate(c, { theme }, text, x, y, room) {
+/** A number over what is drawn, in the middle of so much room, or not at all. */
+function number(c, { theme }, text, x, y, room) {
   c.font = `11px ${theme.font}`; c.textAlign = "center"; c.textBaseline = "middle";
-  const wide = c.measureText(text).width;
-  if (wide > room) return;
-  c.fillStyle = theme.bg; c.globalAlpha = 0.85; c.fillRect(x - wide / 2 - 3, y - 6, wide + 6, 12); c.globalAlpha = 1;
+  if (c.measureText(text).width > room) return;
+  c.strokeStyle = theme.bg; c.lineWidth = 3; c.lineJoin = "round"; c.strokeText(text, x, y + 0.5);
   c.fillStyle = theme.ink; c.fillText(text, x, y + 0.5);
 }
 
@@ -519,7 +520,7 @@ function paintMarks(c, v) {
     }
     const where = off > 0 ? ", later" : off ? ", earlier" : "", text = spoken(`peak ${size(v.scene.peaks[rank].bytes)}${where}`);
     const side = off || (x > v.layout.width / 2 ? 1 : -1), half = c.measureText(text).width / 2 + 14;
-    plate(c, v, text, x - side * half, Math.max(y, v.layout.stripY(rank) + 6), Infinity);
+    number(c, v, text, x - side * half, Math.max(y, v.layout.stripY(rank) + 6), Infinity);
     if (off) continue;
     const { tick } = v.scene.peaks[rank], drawn = [tick, tick - 0.5].map((t) => sum(levelAt(v.scene.levels[rank], t) ?? []));  // ticks are whole
     const below = memoryY(v, rank, Math.max(...drawn));
@@ -531,7 +532,7 @@ function paintMarks(c, v) {
   }
 }
 
-const flying = ({ scene, t }) => during(scene.transfers, t, t, scene.longest).filter((m) => t < m.end);
+const flying = (v) => during(v.scene.transfers, v.t, v.t, v.scene.longest).filter((m) => v.t < m.end && v.t <= untilOf(v, m.dst));
 
 function paintFrame(c, v) {
   const { scene, layout: L, theme } = v, x = xOf(v, v.t), right = L.width - RIGHT;
@@ -707,6 +708,6 @@ function nowText(v) {
   if (scene.plan.length && !scene.known) return "Nothing has run yet: the pale boxes are the plan.";
   if (v.t >= scene.known) return `${scene.unfinished || scene.plan.length ? "So far" : "End"}, after ${clockTime(scene, scene.endOf(0))}: ${plural(scene.all.spans.filter(([row]) => scene.all.rows[row][0] < scene.own).length, "box")
     .replace("boxs", "boxes")}${scene.own > 1 ? `, ${plural(scene.all.transfers.filter(([src]) => src < scene.own).length, "message")}, ${plural(scene.own, "rank")}` : ""}${failedText(scene, "; ")}.`;
-  return `Now: ${busy.join(patterns.length ? MARKS[", "] : ", ")}${scene.rows.length > 8 ? ", ..." : ""}${air}.`;
+  return `Now: ${busy.join(patterns.length ? MARKS[", "] : ", ")}${scene.rows.length > 8 ? ", ..." : ""}${air}.`.replace(/\.{4}$/, "...");
 }
 
