@@ -228,8 +228,9 @@ class Zero(Layered):
         if self.stage:
             what = ("state", "gradients and state", "values, gradients and state")[self.stage - 1]
             yield (
-                f"It need not: a rank keeps the {what} of 1/{self.replicas} of the weights, updates"
-                f" those, and gets the others{' layer by layer' * (self.stage == 3)}."
+                f"It need not: a rank keeps the {what} of 1/{self.replicas} of the weights,"
+                f"{' updates those,' * (self.stage < 3)} and gets the others"
+                f"{' layer by layer' * (self.stage == 3)}."
             )
         each, copied = (self.paper_bytes(stage) for stage in (self.stage, 0))
         yield (

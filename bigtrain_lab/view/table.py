@@ -170,7 +170,7 @@ def rivals(
         verdict = f"Fastest{works}: {best}{ahead}."
     verdict += " Starting kernels takes most of the time." * any(rival.launched for rival in given)
     if stale := sum(rival.stale for rival in given):
-        title, verdict = f"Grey: {stale} of {len(given)} are still to be predicted.", ""
+        title, verdict = f"Grey: {stale} of {len(given)}, of earlier settings or to come.", ""
     holds = {held.bytes for held in fullest if held}
     most = max(holds, default=0) * (len(holds) > 1 or len(traces) < 2 or any(large))
     several = any(trace.ranks > 1 for trace in traces)
