@@ -234,8 +234,8 @@ class Zero(Layered):
             )
         each, copied = (self.paper_bytes(stage) for stage in (self.stage, 0))
         yield (
-            f"The paper counts {each / self.weights:.3g} bytes a weight on each rank at "
-            f"stage {self.stage}, {size(round(each))}; data parallel has "
+            f"By the paper's formula it is {each / self.weights:.3g} bytes a weight on each rank at"
+            f" stage {self.stage}, {size(round(each))}; data parallel has "
             f"{copied / self.weights:.3g}, {size(round(copied))}."
         )
         yield from self.launches(trace)
@@ -248,7 +248,7 @@ class Zero(Layered):
         if self.sharded:
             yield (
                 f"Before the first step rank 0 holds up to {size(self.dry(0).set_up_bytes)}, while"
-                " it makes its model and its optimizer: no peak counts that."
+                " it makes its model and its optimizer: that is in no step's peak, and has to fit."
             )
         if most_sent := sent_bytes(trace):
             gradients = self.weights * (

@@ -363,6 +363,7 @@ class Panel(widgets.VBox):
             self._broken,
             pinned,
             self._compared.changed if self.tabs.value in CLOCKS[1:] else "",
+            self.pinned.column if self.pinned else {},
         )
         (self.remove_class if made.told.is_set() else self.add_class)("btl-untold")
         if not made.told.is_set() and not self._failure:

@@ -247,7 +247,10 @@ class Picture(widgets.VBox):
         if name == RIVALS:
             self.rivals.show(self._made, trace, self._kept)
         elif name == CURVES:
-            beside = self._pinned, "what is pinned"
+            beside = (
+                self._pinned,
+                ", ".join(filter(None, ("what is pinned", self._kept and self._kept.scaled))),
+            )
             if self._plan and not self._pinned:
                 beside = self._plan, "as predicted"
             elif not (self._pinned or self._live or trace.clock == "predicted"):

@@ -116,7 +116,7 @@ class Rivals(Rows):
             )
         title = {
             "measured": "All predicted; the measured run is on the timeline.",
-            "modelled": "The blue row ran: time and memory as predicted.",
+            "modelled": "The blue row ran, as predicted on the modelled clock.",
         }
         if trace.clock == "modelled":
             ran = {"trace": trace, "told": told_of(made, trace)}

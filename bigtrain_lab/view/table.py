@@ -39,10 +39,12 @@ def answers(
     broken: str = "",
     pinned: str = "",
     stale: str = "",
+    then: report.Column | None = None,
 ) -> str:
     """The numbers that a lab is about, on one clock, and what its time goes to. A run that
     `failed`, or is `broken` since it ended in no number, says so in place of the first; `pinned`:
-    the clock of what they are compared with; `stale`: what has changed since the run."""
+    the clock of what they are compared with, and `then` its numbers in its own slots; `stale`: what
+    has changed since the run."""
     told = {row.quantity: row for row in rows}
     known = [row.predicted for row in rows if row.quantity not in report.SHARES]
     later = "a run tells" * any(known)  # else a lab is still to tell
@@ -55,6 +57,7 @@ def answers(
             row.pinned
             if clock == pinned or row.exact and {clock, pinned} <= {"predicted", "modelled"}
             else None,
+            (then or {}).get(row.quantity),
         )
         for row in chosen(rows, names)
     ]
@@ -90,8 +93,15 @@ def above(experiment) -> list:
     ]
 
 
-def slot(row: report.Row, clock: str, later: str, pinned: report.Amount | None) -> str:
-    """A number, and of which clock where that matters, or against what is pinned. What is not known
+def slot(
+    row: report.Row,
+    clock: str,
+    later: str,
+    pinned: report.Amount | None,
+    then: report.Amount | None,
+) -> str:
+    """A number, and of which clock where that matters, or against what is pinned, which was `then`
+    in its own slots. What is not known
     yet is the prediction, pale; what no prediction knows, such as a loss, comes `later`, and is the
     training's own."""
     amount = getattr(row, clock)
@@ -101,7 +111,10 @@ def slot(row: report.Row, clock: str, later: str, pinned: report.Amount | None) 
     gap = f"<small>{of}</small>"
     if amount and pinned and amount.unit == pinned.unit and not pale:
         gap = f'<em title="against pinned">{escape(report.gap(pinned, amount))}</em>'
-        gap += f"<small>from {str(pinned).partition(' ')[0]}</small>" * (pinned != amount)
+        gap += (
+            f"<small>from {str(pinned).partition(' ')[0]}"
+            f"{f', {then} then' * (then not in (None, pinned))}</small>"
+        ) * (pinned != amount)
     return (
         f'<div class="{"btl-pale" * pale}"'
         f' title="{escape(MEANT.get(row.quantity, row.quantity))}">'

@@ -474,7 +474,7 @@ def test_rivals_stand_side_by_side_and_a_click_takes_one():
     until(lambda: not rivals.waiting)
     trace = ran(shown).traces["modelled"]
     rows = rivals.html.split("<tr")[2:]
-    assert len(rows) == 4 and "The blue row ran: time and memory as predicted." in rivals.html
+    assert len(rows) == 4 and "The blue row ran, as predicted on the modelled clock." in rivals.html
     assert f'data-time="{trace.step_time}"' in rows[2] and rivals.html.count("btl-own") == 1
     rivals._handle_custom_msg({"row": 2}, [])  # the settings of the run are those of now
     assert (shown.experiment.stage, shown.picture.tabs.value, shown.picture.lenses.value) == (

@@ -226,15 +226,17 @@ function render({ model, el }) {
     if (dirty) repaint();
     c.setTransform(v.ratio, 0, 0, v.ratio, 0, 0);
     paintFrame(c, v);
-    d.scrub.value = v.t / v.scene.end;
+    d.scrub.value = v.t / v.scene.end; tellTime();
     if (!playing || now - told > 30) { told = now; tellNow(); }
     data.revision = revision;
+  }
+  function tellTime() {
+    const { step_ends: { length: steps }, end, factor } = v.scene;
+    d.time.textContent = spoken(`${digits(v.t * factor)} of ${clockTime(v.scene, end)}${steps > 1 ? `, ${steps} steps` : ""}`);
   }
   function tellNow() {
     data.time = v.t / v.scene.ticks; data.playing = playing; data.lens = v.lens;
     data.from = v.from / v.scene.ticks; data.to = v.to / v.scene.ticks;
-    const { step_ends: { length: steps }, end, factor } = v.scene;
-    d.time.textContent = spoken(`${digits(v.t * factor)} of ${clockTime(v.scene, end)}${steps > 1 ? `, ${steps} steps` : ""}`);
     d.scrub.setAttribute("aria-valuetext", spoken(clockTime(v.scene, v.t)));
     d.now.textContent = spoken(nowText(v));
     d.canvas.setAttribute("aria-label", `${spoken(`${v.scene.clock} schedule and memory at ${clockTime(v.scene, v.t)}.`)} ${d.now.textContent}`);

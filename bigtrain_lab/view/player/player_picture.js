@@ -160,7 +160,7 @@ const during = (items, from, to, longest) =>
 const spanAt = (row, t) => { const s = row[lastBefore(row, t, (e) => e.start)]; return s && t < s.end ? s : null; };
 const levelAt = (levels, t) => levels[lastBefore(levels, t, (e) => e[0])];
 /** What a rank holds; of one that has ended nothing. */
-const heldAt = ({ levels, ended, kept }, rank, t) => t > ended.get(kept[rank]) ? undefined : levelAt(levels[rank], t);
+const heldAt = ({ levels, ended, kept }, rank, t) => t >= ended.get(kept[rank]) ? undefined : levelAt(levels[rank], t);
 const digits = (value) => value.toLocaleString("en", { maximumSignificantDigits: Math.abs(value) >= 100 ? 5 : 4 });
 const clockTime = (scene, t) => t * scene.factor === 1 ? `1 ${scene.unitName.replace("slots", "slot")}` : `${digits(t * scene.factor)} ${scene.unitName}`;
 
@@ -262,7 +262,6 @@ function paintLayer(c, v) {
   c.fillStyle = theme.bg;
   const clear = (rank, y, height) => { const x = xOf(v, untilOf(v, rank)); if (x < L.width - RIGHT) c.fillRect(x + 1, y, L.width, height); };
   scene.rows.forEach(([rank], i) => clear(rank, L.rowY(i) - L.gap, L.rowH(i) + L.gap + Math.min(1, L.gap / 2)));
-  if (L.ranks) clear(0, L.memoryTop, L.bottom - L.memoryTop);
   c.restore();
   paintFailed(c, v);
 }
@@ -443,8 +442,8 @@ const memoryY = (v, rank, bytes) => v.layout.stripY(rank) + v.layout.strip * (1 
 function paintMemory(c, v, look) {
   const { scene, layout: L, theme, limit } = v, onScale = inSight(v), y = (rank, b) => memoryY(v, rank, b);
   for (const rank of L.strips) {
-    const all = scene.levels[rank], picked = tellingOf(v, all, (i) => scene.totals[rank][i]), levels = picked.map((i) => all[i]);
-    const base = new Float64Array(levels.length), last = all[(picked.at(-1) ?? 0) + 1]?.[0] ?? scene.ended.get(scene.kept[rank]) ?? scene.endOf(scene.kept[rank]);
+    const all = scene.levels[rank], ends = untilOf(v, scene.kept[rank]), picked = tellingOf(v, all, (i) => scene.totals[rank][i]).filter((i) => all[i][0] < ends), levels = picked.map((i) => all[i]);
+    const base = new Float64Array(levels.length), last = Math.min(ends, all[(picked.at(-1) ?? 0) + 1]?.[0] ?? scene.ended.get(scene.kept[rank]) ?? scene.endOf(scene.kept[rank]));
     const steps = (from, to, by) => {  // along the tops of the stack so far, left to right or back
       for (let i = from; i !== to; i += by) {
         const x = xOf(v, levels[i][0]), next = xOf(v, i + 1 < levels.length ? levels[i + 1][0] : last), h = y(rank, base[i]);
@@ -559,7 +558,7 @@ function paintFrame(c, v) {
   c.beginPath(); c.moveTo(on - (off ? 0 : 5), 0); c.lineTo(on + (off ? 8 * off : 5), off ? 5 : 0); c.lineTo(on, off ? 10 : 7); c.fill();
   c.font = `10px ${theme.font}`; c.textAlign = "right"; c.textBaseline = "middle";
   for (const rank of L.strips) if (L.strip + L.space >= 11 || rank % 8 === 0) {
-    const level = heldAt(scene, rank, v.t), y = L.stripY(rank), two = L.strip >= 30, now = size(level ? sum(level) : 0);
+    const level = heldAt(scene, rank, Math.min(v.t, untilOf(v, scene.kept[rank]) - 0.5)), y = L.stripY(rank), two = L.strip >= 30, now = size(level ? sum(level) : 0);
     c.fillStyle = theme.ink; if (two) c.fillText(spoken(scene.holders[rank]), LEFT - 8, y + L.strip / 2 - 7);
     c.fillStyle = theme.soft; c.fillText(two ? now : `${scene.names[rank].replace(/^ranks? /, "r")}  ${now}`, LEFT - 8, y + L.strip / 2 + (two ? 7 : 0), LEFT - 12);
   }
