@@ -1011,12 +1011,14 @@ def simulated(job: Job, hardware: Hardware, devices: int, on_device: bool, plan:
 def priced(job: Job, hardware: Hardware, devices: int, on_device: bool) -> list[Planned]:
     """All plans, the fastest first."""
     search = Search(job, hardware, devices, on_device=on_device)
-    found = (
-        search.priced(search.plans(first))
-        for first in search.products()
-        if first not in search.refused
+    return sorted(
+        chain.from_iterable(
+            search.priced(search.plans(first))
+            for first in search.products()
+            if first not in search.refused
+        ),
+        key=lambda each: each[1:],
     )
-    return sorted(chain.from_iterable(found), key=lambda each: each[1:])
 
 
 def scaled(hardware: Hardware, name: str, factor: float) -> Hardware:

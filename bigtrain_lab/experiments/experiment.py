@@ -63,6 +63,7 @@ class Experiment(BaseModel, Family, family="bigtrain_lab.experiments"):
     rivals_tell: ClassVar[tuple[str, ...]] = ()  # quantities that are columns of their table
     rivals_take: ClassVar[str] = ""  # the time by which they race; else that of a step
     breaks: ClassVar[str] = ""  # or a property: why such a training learns nothing
+    unlike: ClassVar[str] = ""  # or a property: what makes it another training than its rivals
     slot: ClassVar[int] = 1  # or a property: a textbook slot is the work of 1 / slot of a model
     answers: ClassVar[tuple[str, ...]] = ()  # quantities above the picture; else the first ones
     ledger: ClassVar[bool] = False  # whether its runs count every storage at every operator

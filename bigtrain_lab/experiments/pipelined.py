@@ -193,6 +193,10 @@ class Pipelined(OnHardware):
         return sum(losses) / len(losses) if losses else None
 
     @property
+    def unlike(self) -> str:
+        return "older weights" * (self.order.asynchronous and self.rivals_by == "schedule")
+
+    @property
     def relief(self) -> str:
         held = "micro-batches and weight versions" if self.order.asynchronous else "micro-batches"
         fewer = (

@@ -244,9 +244,10 @@ class Picture(widgets.VBox):
             each.close()
         if self._played in shown:
             self._play(trace)  # before other threads take its time
-        if name == RIVALS:
-            self.rivals.show(self._made, trace, self._kept)
-        elif name == CURVES:
+        offered = RIVALS in (lens for _, lens in self.lenses.options)
+        if name == RIVALS or self.rivals.seen and offered and not (self._live or trace is None):
+            self.rivals.show(self._made, trace, self._kept, name != RIVALS)
+        if name == CURVES:
             beside = (
                 self._pinned,
                 ", ".join(filter(None, ("what is pinned", self._kept and self._kept.scaled))),

@@ -15,6 +15,7 @@ from .rows import Rows
 from .settings import Newest
 
 MINE = "mine"  # a row that no rival has a name for
+REST_S = 1.5  # until settings are at rest
 
 
 class Rivals(Rows):
@@ -31,19 +32,20 @@ class Rivals(Rows):
         )
         self._newest, self._wanted, self._shown, self._moving = Newest(), None, None, moving
         self._settings, self._found, self._trace, self._pinned = [], {}, None, None
-        self._seen, self._verdict = False, ""
+        self.seen, self._verdict, self._behind = False, "", False
 
     def _on_seen(self) -> None:
-        self._seen = True
-        self.show(self._wanted, self._trace, self._pinned)
+        self.seen = True
+        if self._wanted:
+            self.show(self._wanted, self._trace, self._pinned, self._behind)
 
-    def show(self, experiment, trace: Trace, pinned: Pinned | None) -> None:
+    def show(self, experiment, trace: Trace, pinned: Pinned | None, behind: bool = False) -> None:
         """The rivals of this experiment, itself among them, what is pinned, and its run, where this
         is the modelled trace of one. Equal settings may name a class that was typed anew, so each
-        prediction's own instance counts."""
-        self._wanted, self._trace, self._pinned = experiment, trace, pinned
+        prediction's own instance counts. Those `behind` another lens wait until settings rest."""
+        self._wanted, self._trace, self._pinned, self._behind = experiment, trace, pinned, behind
         self._known = trace if (trace.clock, experiment.fault) == ("predicted", "none") else None
-        if not self._seen:
+        if not self.seen:
             if not experiment.tells_late:
                 self._list(experiment)
                 self._write(experiment)
@@ -84,7 +86,7 @@ class Rivals(Rows):
                 found = self._found[name] = rival(experiment, name, settings[name], known)
                 if found.own:
                     self._write(experiment)
-                    time.sleep(0.15)  # who drags a slider moves on
+                    time.sleep(REST_S if self._behind else 0.15)  # who drags a slider moves on
         except Overtaken:
             if experiment is self._shown:  # and may come back
                 self._shown, self.waiting = None, False
@@ -159,7 +161,7 @@ def rival(experiment, name: str, changes: dict, known: Trace | None) -> table.Ri
         return made._replace(
             trace=trace,
             told=told_of(other, trace),
-            broken="breaks" * bool(other.breaks),
+            broken=other.unlike or "breaks" * bool(other.breaks),
             launched=own and any(other.launches(trace)),
         )
     except Exception as error:  # a class typed by a student may raise anything

@@ -81,5 +81,6 @@ def made_by() -> str:
     """A name of what makes results."""
     if told := os.environ.get(MADE_BY):
         return told
-    sources = sorted(Path(__file__).parents[1].rglob("*.py"))
-    return sha256(b"".join(path.read_bytes() for path in sources)).hexdigest() + version("torch")
+    return sha256(
+        b"".join(path.read_bytes() for path in sorted(Path(__file__).parents[1].rglob("*.py")))
+    ).hexdigest() + version("torch")

@@ -92,11 +92,17 @@ class Progress:
         """The end of a run that failed so, with what each rank was at; `exits`: who has ended."""
         if not self._record:
             return End("failed", diagnosis)
-        kept = self.kept() if kept is None else kept
         return End(
             "failed",
             diagnosis,
-            tuple(diagnose.states(self._directory, self.doings(), self.ended(exits), kept)),
+            tuple(
+                diagnose.states(
+                    self._directory,
+                    self.doings(),
+                    self.ended(exits),
+                    self.kept() if kept is None else kept,
+                )
+            ),
         )
 
     def failure(

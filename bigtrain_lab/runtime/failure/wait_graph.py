@@ -260,5 +260,11 @@ def state_of(doings: list[Doing], doing: Doing, line: str, in_knot: list[At]) ->
     if at.last == "wait" and not on:  # it is on its way
         members = at.wants.members if at.wants.src is None else (at.wants.src,)
         on = [rank for rank in members if rank != doing.rank]
-    cycle = any(each.rank == doing.rank for each in in_knot)
-    return RankState(doing.rank, state, what, tuple(dict.fromkeys(on)), line, cycle)
+    return RankState(
+        doing.rank,
+        state,
+        what,
+        on=tuple(dict.fromkeys(on)),
+        line=line,
+        cycle=any(each.rank == doing.rank for each in in_knot),
+    )

@@ -80,8 +80,12 @@ class End(NamedTuple):
         except (OSError, ValueError):
             return None
         ranks = [state.rank for state in end.waits]
-        waited_for = {rank for state in end.waits for rank in state.on}
-        return end if ranks == [*range(len(ranks))] and waited_for <= {*ranks} else None
+        return (
+            end
+            if ranks == [*range(len(ranks))]
+            and {rank for state in end.waits for rank in state.on} <= {*ranks}
+            else None
+        )
 
     def note(self, directory: Path, by: int = 0) -> "End":
         """Keep it unless another rank has, in one step that only one can do; how the run ended
