@@ -374,7 +374,7 @@ class Panel(widgets.VBox):
             else ""
         )
         first, *others = report.whole_first(self._compared.sentences) or [""]
-        verdict = self.picture.rivals.verdict(made.experiment)
+        verdict = self.picture.rivals.verdict(made.experiment, LINE - len(first))
         if self._failure:
             first, verdict, others = self._failure.partition("\n")[0], "", [first, *others]
         elif len(first) + len(verdict) > LINE:

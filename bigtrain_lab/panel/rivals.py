@@ -136,11 +136,15 @@ class Rivals(Rows):
         )
         self.html = html
 
-    def verdict(self, experiment) -> str:
+    def verdict(self, experiment, room: int) -> str:
         """Which of their rivals is the fastest, in words; "" while that is not known, under a
-        fault, which rivals are without, and of a lab whose own sentences find it."""
+        fault, which rivals are without, of a lab whose own sentences find it, and where it has no
+        `room`, in letters, unless they are shown."""
         return self._verdict * (
-            experiment is self._shown and not experiment.tells_late and experiment.fault == "none"
+            experiment is self._shown
+            and not experiment.tells_late
+            and experiment.fault == "none"
+            and (len(self._verdict) <= room or not self._behind)
         )
 
 

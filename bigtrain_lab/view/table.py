@@ -175,7 +175,7 @@ def rivals(
     ]
     fits = [spent for spent, counted in zip(takes, counts) if counted]
     own = next((spent for spent, rival in zip(takes, given) if rival.own and spent), 0)
-    verdict, works = "", " not in red" * any(over or r.broken for over, r in zip(large, given))
+    verdict, works = "", " without a catch" * any(over or r.broken for over, r in zip(large, given))
     if max([*fits, own]) > SAME * min(fits, default=own):
         first = [r.name for r, of, fit in zip(given, takes, counts) if fit and of == min(fits)]
         best = f"{by} " * first[0].isdigit() + ", ".join(first)
