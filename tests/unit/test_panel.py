@@ -356,8 +356,8 @@ def test_rivals_that_a_moving_hand_gave_up_are_found_once_it_is_back():
     rivals.show(lab, lab.predict(), None)
     until(lambda: not rivals.waiting)
     assert "btl-stale" not in rivals.html
-    told_late = lab.replace(micro_batches=16).predict()  # as a dry run tells more, later
-    rivals.show(lab, told_late, None)
+    # as a dry run tells more, later
+    rivals.show(lab, told_late := lab.replace(micro_batches=16).predict(), None)
     assert f'data-time="{told_late.step_time}"' in rivals.html
 
 
@@ -422,7 +422,9 @@ def test_a_lab_s_own_quantities_are_columns_of_its_rivals(lab, take, told, faste
 
 
 def test_slots_that_are_of_another_part_of_the_model_compare_as_the_work_that_they_are():
+    """And the fastest of what trains alike is named, though the timeline is shown."""
     shown = show("pipeline")
+    shown.picture.rivals._handle_custom_msg({"seen": True}, [])
     shown.pin()
     shown.set(ranks=2)  # a slot is the work of two stages of before: 33 slots are 16.5
     assert (
@@ -430,7 +432,10 @@ def test_slots_that_are_of_another_part_of_the_model_compare_as_the_work_that_th
         shown.rows[0].pinned.value,
         shown.picture._pinned.step_time,
         str(shown.picture._kept).partition("settings, ")[2],
-    ) == (27, 16.5, 16.5, "times in slots of now")
+        "from 16.5, 33 slots then<" in shown.answers.value,
+    ) == (27, 16.5, 16.5, "times in slots of now", True)
+    until(lambda: " Fastest without a catch: zb-" in shown.lead.value)
+    assert shown.picture.rivals.html.count(", older weights<") == 3
 
 
 def test_where_it_takes_long_to_find_rivals_what_the_settings_give_comes_at_once(monkeypatch):

@@ -32,8 +32,7 @@ pytestmark = pytest.mark.usefixtures("server")
 )
 def test_a_program_that_returns_something_else(value, reason):
     run = fails(lambda rank: value(), 1)
-    assert reason in run.diagnosis
-    assert not list(run.directory.glob("*.partial"))
+    assert reason in run.diagnosis and not list(run.directory.glob("*.partial"))
 
 
 def test_a_full_disk_during_the_run():
@@ -49,8 +48,7 @@ def test_a_full_disk_during_the_run():
 
     run = fails(program, 2, cost={"F": 1})
     assert run.diagnosis.startswith(f"Rank 1 cannot write to {run.directory}: free some space")
-    assert len(run.trace().spans(1)) == 50
-    assert not list(run.directory.glob("*.partial"))
+    assert len(run.trace().spans(1)) == 50 and not list(run.directory.glob("*.partial"))
 
 
 def test_a_rank_that_raises_is_named_with_its_line_and_what_the_others_did():
@@ -72,7 +70,7 @@ def test_a_rank_that_raises_is_named_with_its_line_and_what_the_others_did():
     assert "rank 0 waits for 1F0 from rank 1; rank 2 waits for 0F0 from rank 0" in run.diagnosis
     trace = run.trace()
     assert [s.name for s in trace.spans()] == ["0F0", "2F0", "2F1"]
-    assert (trace.left("failed"), trace.left("waits")) == ([1], [0, 2])
+    assert [trace.left(state) for state in ("failed", "waits", "in")] == [[1], [0, 2], [1]]
     assert trace.spells[0] == [("compute", 0, 1000), ("waits", 1000, 2000)]  # it is not idle
     assert "Traceback" in run.output(1)
 
