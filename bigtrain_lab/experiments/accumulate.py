@@ -111,8 +111,8 @@ class Accumulate(OfGPT, OneDevice):
         return (
             f"{self.steps} update{'s' * (self.steps > 1)} of a model of"
             f" {size(self.dry.start['weights'] / self.config.item_bytes, '')} parameters; in"
-            f" a window {len(tokens)} micro-batch{'es' * (len(tokens) > 1)} of {told} tokens,"
-            " padded"
+            f" a window {len(tokens)} micro-batch{'es' * (len(tokens) > 1)} of {told} tokens"
+            f"{', padded' * (len({*tokens}) > 1)}"
         )
 
     @property

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from .. import techniques, train
 from ..core import Trace, readings
-from ..order import Plan, Schedule, bubbles, lower, name_of, samples
+from ..order import Action, Plan, Schedule, bubbles, lower, name_of, samples
 from .experiment import Quantity
 from .on_hardware import OnHardware
 
@@ -192,9 +192,18 @@ class Pipelined(OnHardware):
         losses = samples(trace, "loss")[-reported:]
         return sum(losses) / len(losses) if losses else None
 
+    def delay(self, stage: int) -> int:
+        """Updates that a stage's weights are behind in the steady state: of its newest version,
+        which its forward uses."""
+        if not self.order.asynchronous:
+            return 0
+        stream = self.order.lengthened(4 * self.ranks)
+        late = stream.micro_batches // self.order.update_size * self.order.update_size - 1
+        return stream.version(Action("U", stage, late)) - stream.version(Action("F", stage, late))
+
     @property
     def unlike(self) -> str:
-        return "older weights" * (self.order.asynchronous and self.rivals_by == "schedule")
+        return "older weights" * bool(self.rivals_by == "schedule" and self.delay(0))
 
     @property
     def relief(self) -> str:

@@ -17,7 +17,7 @@ from typing import ClassVar
 from .. import models, techniques, train
 from ..core import Scalar, Trace, counted, knob, refuse
 from ..core.later import torch
-from ..order import Action, Schedule
+from ..order import Schedule
 from ..runtime.kept import kept
 from .experiment import Quantity
 from .pipelined import Pipelined
@@ -132,15 +132,6 @@ class Staleness(Pipelined):
                 f" learn at {stable:.0%} of the largest rate that fresh weights allow."
             )
         yield from super().why(trace)
-
-    def delay(self, stage: int) -> int:
-        """Updates that a stage's weights are behind in the steady state: of its newest version,
-        which its forward uses."""
-        if not self.order.asynchronous:
-            return 0
-        stream = self.order.lengthened(4 * self.ranks)
-        late = stream.micro_batches // self.order.update_size * self.order.update_size - 1
-        return stream.version(Action("U", stage, late)) - stream.version(Action("F", stage, late))
 
 
 @lru_cache(maxsize=4)

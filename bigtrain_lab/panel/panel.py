@@ -88,7 +88,7 @@ class Panel(widgets.VBox):
             chosen=self._draw,
             mend=lambda: self.set(**self._offer),
             take=self._take,
-            moving=lambda: self.settings.predicting,
+            moving=lambda: self.settings.predicting or self.picture.rivals.behind and bool(RUNS),
         )
         self.player, self.tabs = self.picture.player, self.picture.tabs
         self.picture.rivals.observe(self._on_rivals, "html")
@@ -218,7 +218,7 @@ class Panel(widgets.VBox):
         go_on()
         if not made.told.is_set():
             self._tell(made)
-        while self.picture.rivals.waiting:
+        while self.picture.rivals.waiting and not self.picture.rivals.behind:
             time.sleep(PAUSE_S)
             go_on()
         if self._near:

@@ -15,13 +15,12 @@ from .rows import Rows
 from .settings import Newest
 
 MINE = "mine"  # a row that no rival has a name for
-REST_S = 1.5  # until settings are at rest
 
 
 class Rivals(Rows):
     """Predicted once a browser shows them: the row of the settings at once, then the others, grey
-    until theirs has come; while the settings are `moving` on, nothing. `choose(settings, runs)` is
-    called for the row that was clicked."""
+    until theirs has come; `behind` another lens once the settings rest. While these are `moving`
+    on, nothing. `choose(settings, runs)` is called for the row that was clicked."""
 
     def __init__(self, choose: Callable[[dict, bool], None], moving: Callable[[], bool], **traits):
         super().__init__(
@@ -32,21 +31,21 @@ class Rivals(Rows):
         )
         self._newest, self._wanted, self._shown, self._moving = Newest(), None, None, moving
         self._settings, self._found, self._trace, self._pinned = [], {}, None, None
-        self.seen, self._verdict, self._behind = False, "", False
+        self._seen, self._verdict, self.behind = False, "", False
 
     def _on_seen(self) -> None:
-        self.seen = True
+        self._seen = True
         if self._wanted:
-            self.show(self._wanted, self._trace, self._pinned, self._behind)
+            self.show(self._wanted, self._trace, self._pinned, self.behind)
 
     def show(self, experiment, trace: Trace, pinned: Pinned | None, behind: bool = False) -> None:
         """The rivals of this experiment, itself among them, what is pinned, and its run, where this
         is the modelled trace of one. Equal settings may name a class that was typed anew, so each
         prediction's own instance counts. Those `behind` another lens wait until settings rest."""
-        self._wanted, self._trace, self._pinned, self._behind = experiment, trace, pinned, behind
+        self._wanted, self._trace, self._pinned, self.behind = experiment, trace, pinned, behind
         self._known = trace if (trace.clock, experiment.fault) == ("predicted", "none") else None
-        if not self.seen:
-            if not experiment.tells_late:
+        if not self._seen:
+            if not (behind or experiment.tells_late):
                 self._list(experiment)
                 self._write(experiment)
         elif experiment is not self._shown:
@@ -81,12 +80,13 @@ class Rivals(Rows):
         settings = self._list(experiment)
         now = experiment.model_dump().items()
         try:
+            time.sleep(1.5 * self.behind)  # until settings are at rest
             for name in sorted(settings, key=lambda name: not settings[name].items() <= now):
                 go_on()
                 found = self._found[name] = rival(experiment, name, settings[name], known)
                 if found.own:
                     self._write(experiment)
-                    time.sleep(REST_S if self._behind else 0.15)  # who drags a slider moves on
+                    time.sleep(0.15)  # who drags a slider moves on
         except Overtaken:
             if experiment is self._shown:  # and may come back
                 self._shown, self.waiting = None, False
@@ -144,7 +144,7 @@ class Rivals(Rows):
             experiment is self._shown
             and not experiment.tells_late
             and experiment.fault == "none"
-            and (len(self._verdict) <= room or not self._behind)
+            and (len(self._verdict) <= room or not self.behind)
         )
 
 

@@ -110,11 +110,12 @@ def slot(
     of = ("predicted" if pale else clock) if row.predicted else later * (amount is None)
     gap = f"<small>{of}</small>"
     if amount and pinned and amount.unit == pinned.unit and not pale:
-        gap = f'<em title="against pinned">{escape(report.gap(pinned, amount))}</em>'
-        gap += (
-            f"<small>from {str(pinned).partition(' ')[0]}"
-            f"{f', {then} then' * (then not in (None, pinned))}</small>"
-        ) * (pinned != amount)
+        was, own = (str(each).removesuffix(f" {unit}") for each in (pinned, then or pinned))
+        gap = (
+            f'<em title="against pinned">{escape(report.gap(pinned, amount))}</em>'
+            + f"<small>from {was}{f', {own} then' * (own != was)}</small>"
+            * (str(pinned) != str(amount))
+        )
     return (
         f'<div class="{"btl-pale" * pale}"'
         f' title="{escape(MEANT.get(row.quantity, row.quantity))}">'
@@ -137,7 +138,7 @@ def bar(shares: list[float], pale: bool) -> str:
 class Rival(NamedTuple):
     """A row of `rivals`; `own`: it is what the settings say; `stale`: its trace is of earlier ones.
     Without a trace, why there is none. `settings`: those that a click takes; `told`: more of it
-    that has a column; `broken`: that such a run ended in no number, or why it learns nothing;
+    that has a column; `broken`: that such a run ended in no number, or what its catch is;
     `launched`: launches decide its time."""
 
     name: str
@@ -156,8 +157,8 @@ def rivals(
     given: list[Rival], limit: int | None, by: str = "", title: str = "", take: str = ""
 ) -> tuple[str, str]:
     """A row each: what a step takes and goes to, or what is told by the name of `take`, what the
-    fullest rank holds, where that differs, and sends. Then, in words, which is the fastest, and by
-    how much it is faster than the settings; "" where that is not known."""
+    fullest rank holds, where that differs, and sends. Then, in words, which is the fastest of those
+    without a catch, and how much faster than the settings; "" where that is not known."""
     traces = [rival.trace for rival in given if rival.trace]
     fullest = [rival.trace and fullest_rank(rival.trace) for rival in given]
     if not all(take in rival.told for rival in given if rival.trace):
@@ -175,7 +176,11 @@ def rivals(
     ]
     fits = [spent for spent, counted in zip(takes, counts) if counted]
     own = next((spent for spent, rival in zip(takes, given) if rival.own and spent), 0)
-    verdict, works = "", " without a catch" * any(over or r.broken for over, r in zip(large, given))
+    verdict, works = (
+        "",
+        " without a catch"
+        * any((over or r.broken) and not r.pinned for over, r in zip(large, given)),
+    )
     if max([*fits, own]) > SAME * min(fits, default=own):
         first = [r.name for r, of, fit in zip(given, takes, counts) if fit and of == min(fits)]
         best = f"{by} " * first[0].isdigit() + ", ".join(first)

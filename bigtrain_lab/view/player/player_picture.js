@@ -99,7 +99,7 @@ function readScene(bytes, look, unfolded) {
   });
   scene.peak = Math.max(0, ...scene.peaks.map((peak) => peak?.bytes ?? 0), ...scene.totals.flatMap((totals) => totals.reduce((most, total) => Math.max(most, total), 0)));
   scene.unread = raw.levels.map((levels, k) => (raw.deep && levels.length ? unreadOf(scene.byRow[raw.rows.findIndex(([rank]) => rank === raw.kept[k])]) : []));
-  const inside = new Map(raw.plan.filter(([row, , , , label]) => label && raw.inside.includes(raw.rows[row][0])).map(([row, , start]) => [raw.rows[row][0], start]));
+  const inside = new Map(raw.plan.filter(([row, , , , label]) => label && raw.inside.includes(raw.rows[row][0])).reverse().map(([row, , start]) => [raw.rows[row][0], start]));  // the first of that name
   const reached = (rank) => Math.max(lastOf(scene, rank), inside.get(rank) ?? 0);  // as planned, of a rank that was in a box when the run broke off
   scene.ended = new Map(raw.failed.map((rank) => [rank, reached(rank)]));
   for (const [i, [rank]] of scene.rows.entries()) if (scene.ended.has(rank)) scene.byRow[i] = endedAt(scene.byRow[i], scene.ended.get(rank));
@@ -160,7 +160,7 @@ const during = (items, from, to, longest) =>
 const spanAt = (row, t) => { const s = row[lastBefore(row, t, (e) => e.start)]; return s && t < s.end ? s : null; };
 const levelAt = (levels, t) => levels[lastBefore(levels, t, (e) => e[0])];
 /** What a rank holds; of one that has ended nothing. */
-const heldAt = ({ levels, ended, kept }, rank, t) => t >= ended.get(kept[rank]) ? undefined : levelAt(levels[rank], t);
+const heldAt = ({ levels, ended, kept }, rank, t) => t > ended.get(kept[rank]) ? undefined : levelAt(levels[rank], t);
 const digits = (value) => value.toLocaleString("en", { maximumSignificantDigits: Math.abs(value) >= 100 ? 5 : 4 });
 const clockTime = (scene, t) => t * scene.factor === 1 ? `1 ${scene.unitName.replace("slots", "slot")}` : `${digits(t * scene.factor)} ${scene.unitName}`;
 
@@ -175,7 +175,7 @@ const exactSize = (bytes) => bytes < 1000 ? `${bytes} bytes` : `${size(bytes)} (
 
 // ---- layout and scales -----------------------------------------------------------------------------------------------
 
-const LEFT = 96, RIGHT = 16, TOP = 6, AXIS = 22, THIN = 20, LEAST = 14, ALONE = 26, SIDE = 0.7, HIGHEST = 44;  // a lane beside the compute is lower; none is higher
+const LEFT = 96, RIGHT = 16, TOP = 6, AXIS = 22, THIN = 20, LEAST = 14, ALONE = 26, BESIDE = 200, SIDE = 0.7, HIGHEST = 44;  // a lane beside the compute is lower; none is higher
 const pick = (count, choices, otherwise) => { for (const [most, value] of choices) if (count <= most) return value; return otherwise; };
 
 function layoutOf(scene, width, wanted) {
@@ -185,14 +185,15 @@ function layoutOf(scene, width, wanted) {
   let strip = pick(ranks, [[1, 104], [2, 60], [4, 38], [6, 32], [8, 24], [16, 15]], Math.max(4, 260 / (ranks || 1))), space = pick(ranks, [[8, 4], [16, 2]], 1);
   const lanes = scene.rows.map(([, lane]) => (lane === "compute" || scene.chunks ? 1 : SIDE));
   const above = lanes.map((_, i) => lanes.slice(0, i).reduce((high, one) => high + one, 0)), all = above.at(-1) + lanes.at(-1);
-  if (wanted && rows <= 12 && wanted - TOP - AXIS - 24 - all * 13 - rows * 2 < ALONE) ranks = 0;  // boxes hold their labels; memory has room below, or none
+  const left = wanted - TOP - AXIS - 24 - all * 13 - rows * 2;  // below boxes that hold their labels
+  if (wanted < BESIDE && rows <= 12 && left < ALONE) ranks = 0;  // the table above has it
   const caption = ranks ? 24 : 6;
   const natural = all * row + rows * gap + ranks * (strip + space);
   const under = scene.chunks ? chunksLayout(scene.chunks, 0, width).height + 8 : 0;
   const scale = wanted ? Math.max(0.3, (wanted - TOP - AXIS - caption - under) / natural) : scene.chunks ? 0.64 : 1;
   [row, gap, strip, space] = [Math.min(row * scale, HIGHEST), gap * scale, strip * scale, space * scale];
   if (wanted && ranks && row < 13 && rows <= 12) {  // a box holds its label: memory takes what is left
-    [row, gap] = [13, 2];
+    [row, gap] = left > LEAST ? [13, 2] : [Math.max(5, Math.min(11, (wanted - TOP - AXIS - caption - LEAST - rows) / all)), 1];
     strip = Math.max(6, (wanted - TOP - AXIS - caption - all * row - rows * gap) / ranks - space);
   }
   if (scene.chunks && row < 12 && row + gap >= 13) [row, gap] = [12, row + gap - 12];  // a round's box holds its label
@@ -283,7 +284,8 @@ function paintWaits(c, v) {
       if (lane === "compute") {
         c.fillStyle = theme.bg; c.fillRect(x, y, w, L.row); c.fillStyle = hatch; c.fillRect(x, y, w, L.row);
         if (w > 3) { c.strokeStyle = look.wait; c.lineWidth = 1; c.strokeRect(x + 0.5, y + 0.5, w - 1, L.row - 1); }
-        if (L.row >= 13) number(c, v, spoken(clockTime(scene, end - start)), x + w / 2, y + L.row / 2, w - 8);
+        const seen = Math.max(x, LEFT), until = Math.min(x + w, L.width - RIGHT, xOf(v, untilOf(v, rank)));
+        if (L.row >= 13) number(c, v, spoken(clockTime(scene, Math.min(end, scene.begun.get(rank) ?? end) - start)), (seen + until) / 2, y + L.row / 2, until - seen - 8);
       } else for (const s of during(scene.byRow[i], start, end, scene.end)) {
         const from = Math.max(s.start, start), to = Math.min(s.end, end);
         if (to > from) { c.fillStyle = look.wait; c.fillRect(xOf(v, from), y, Math.max(0.6, xOf(v, to) - xOf(v, from) - (to === s.end && xOf(v, to) - xOf(v, from) > 3)), L.rowH(i)); }
