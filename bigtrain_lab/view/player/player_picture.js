@@ -495,7 +495,7 @@ function paintMemory(c, v, look) {
   }
   const one = L.strips.length < L.ranks ? ` of ${scene.names[L.strips[0]]}, the fullest` : "", dashed = L.strips.some((rank) => scene.levels[scene.pinnedOf[rank]]?.length) ? "; dashed: pinned" : "";
   c.fillStyle = theme.soft; c.textAlign = "left";
-  const thick = L.strips.some((rank) => scene.unread[rank].some(([start, end]) => start < v.to && end > v.from)) ? "; grey line: read at the ends of boxes alone" : "";
+  const thick = L.strips.some((rank) => scene.unread[rank].some(([start, end]) => start < v.to && end > v.from)) ? "; grey line: what rises inside boxes is not drawn" : "";
   const scale = `memory by kind${one}${dashed}`, left = `${scale}; left: held now`;
   c.fillText([left + thick, left, scale].map(spoken).find((text) => c.measureText(text).width < right - LEFT - taken) ?? "", LEFT, at);
 }
@@ -638,7 +638,7 @@ function tell(v, u) {
     if (s.version != null) lines.push(`weight version ${s.version}`);
     if (s.size != null) lines.push(`from rank ${s.src}, ${exactSize(s.size)}`);
     const open = waitedIn(scene, rank, s.start, s.end);
-    if (open) lines.push(lane === "compute" ? `cut open: ${time(open)} of it are waits` : `exposed for ${time(open)}: the rank has nothing else to do`);
+    if (open) lines.push(lane === "compute" ? `cut open: for ${time(open)} of it its rank waits for a message or a sum` : `exposed for ${time(open)}: the rank has nothing else to do`);
     if (s.waited) lines.push(`${lane === "compute" ? "its rank had nothing to do" : "this lane was free"} for ${time(s.waited)} before it` + (s.message ? `: it needs ${messageOf(scene, s)}` : ""));
     for (const part of s.name.split("+").slice(0, 3)) for (const t of scene.sent[`${rank} ${part}`] || [])
       lines.push(`sends ${exactSize(t.size)} to ${scene.oneOf(t.dst)}`);
