@@ -186,7 +186,7 @@ function layoutOf(scene, width, wanted) {
   const lanes = scene.rows.map(([, lane]) => (lane === "compute" || scene.chunks ? 1 : SIDE));
   const above = lanes.map((_, i) => lanes.slice(0, i).reduce((high, one) => high + one, 0)), all = above.at(-1) + lanes.at(-1);
   const left = wanted - TOP - AXIS - 24 - all * 13 - rows * 2;  // below boxes that hold their labels
-  if (wanted < BESIDE && rows <= 12 && left < ALONE) ranks = 0;  // the table above has it
+  if (wanted && wanted < BESIDE && rows <= 12 && left < ALONE) ranks = 0;  // the table above has it
   const caption = ranks ? 24 : 6;
   const natural = all * row + rows * gap + ranks * (strip + space);
   const under = scene.chunks ? chunksLayout(scene.chunks, 0, width).height + 8 : 0;
