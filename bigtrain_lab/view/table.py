@@ -113,7 +113,7 @@ def slot(
         was, own = (str(each).removesuffix(f" {unit}") for each in (pinned, then or pinned))
         gap = (
             f'<em title="against pinned">{escape(report.gap(pinned, amount))}</em>'
-            + f"<small>from {was}{f', {own} then' * (own != was)}</small>"
+            + f"<small>from {escape(was)}{f', {escape(own)} then' * (own != was)}</small>"
             * (str(pinned) != str(amount))
         )
     return (
@@ -229,7 +229,7 @@ def rivals(
         + "".join(f"<th>{escape(name)}</th>" for name in others)
         + "<th></th>"
     )
-    boxes = words.facts(traces[0]).get("boxes", {}) if traces else {}
+    boxes = [*map(escape, words.facts(traces[0]).get("boxes", {}))] if traces else []
     names = f'<span class="btl-parts"><i>{"</i><i>".join(boxes)}</i></span>' * bool(boxes)
     key += [f"{', '.join(boxes)}: in the colour of the first rank there; grey: all"] * bool(boxes)
     # a limit beyond its column is none
@@ -259,7 +259,8 @@ def parts(trace: Trace) -> str:
             )
         drawn += (
             f'<svg viewBox="0 0 {wide} {high}" preserveAspectRatio="none" role="img"'
-            f' aria-label="{matrix}, {len(owners)}"><title>{matrix}</title>{cells}</svg>'
+            f' aria-label="{escape(matrix)}, {len(owners)}"><title>{escape(matrix)}</title>{cells}'
+            "</svg>"
         )
     return f'<span class="btl-parts">{drawn}</span>' if drawn else ""
 
@@ -305,11 +306,11 @@ def rival_row(
     name = (
         f"{parts(trace)}{name}"
         + f"<em> \u00b7 {first}</em>" * (spent == least < longest)
-        + f"<em>, {rival.broken}</em>" * bool(rival.broken)
+        + f"<em>, {escape(rival.broken)}</em>" * bool(rival.broken)
     )
     memory = f'<td>{over}{size(total)}</td><td class="btl-shares"><p>{"".join(kinds)}</p></td>'
     more = f"<td>{size(round(sent))}</td>" + "".join(f"<td>{s:.1%}</td>" for s in shares)
-    told = "".join(f"<td>{rival.told.get(name, '–')}</td>" for name in others)
+    told = "".join(f"<td>{escape(str(rival.told.get(name, '–')))}</td>" for name in others)
     run = (
         '<td data-do="run" tabindex="0" role="button"'
         ' title="pin what is shown, and run this beside it">run</td>'
@@ -317,7 +318,7 @@ def rival_row(
     return (
         f'<tr class="{look}" data-row="{at}" tabindex="0"'
         f' data-time="{spent}" data-held="{total}" data-sent="{sent}"><td>{name}</td>'
-        f'<td>{duration(spent, trace.unit)}</td><td class="btl-shares"><p>{"".join(time)}'
+        f'<td>{escape(duration(spent, trace.unit))}</td><td class="btl-shares"><p>{"".join(time)}'
         f"</p></td>{memory if most else ''}{more if several else ''}{told}{run}</tr>"
     )
 
