@@ -88,7 +88,7 @@ class Panel(widgets.VBox):
             chosen=self._draw,
             mend=lambda: self.set(**self._offer),
             take=self._take,
-            moving=lambda: self.settings.predicting or self.picture.rivals.behind and bool(RUNS),
+            moving=lambda: self.settings.predicting,
         )
         self.player, self.tabs = self.picture.player, self.picture.tabs
         self.picture.rivals.observe(self._on_rivals, "html")
@@ -218,7 +218,7 @@ class Panel(widgets.VBox):
         go_on()
         if not made.told.is_set():
             self._tell(made)
-        while self.picture.rivals.waiting and not self.picture.rivals.behind:
+        while self.picture.rivals.waiting:
             time.sleep(PAUSE_S)
             go_on()
         if self._near:
@@ -374,7 +374,7 @@ class Panel(widgets.VBox):
             else ""
         )
         first, *others = report.whole_first(self._compared.sentences) or [""]
-        verdict = self.picture.rivals.verdict(made.experiment, LINE - len(first))
+        verdict = self.picture.rivals.verdict(made.experiment)
         if self._failure:
             first, verdict, others = self._failure.partition("\n")[0], "", [first, *others]
         elif len(first) + len(verdict) > LINE:

@@ -244,15 +244,9 @@ class Picture(widgets.VBox):
             each.close()
         if self._played in shown:
             self._play(trace)  # before other threads take its time
-        named = (  # the fastest of them, beside this lens
-            RIVALS in (lens for _, lens in self.lenses.options)
-            and trace is not None
-            and (self._made.fault, self._made.tells_late) == ("none", False)
-            and not (self._live or self._note or self.tabs.value == "pinned")
-        )
-        if name == RIVALS or named:
-            self.rivals.show(self._made, trace, self._kept, name != RIVALS)
-        if name == CURVES:
+        if name == RIVALS:
+            self.rivals.show(self._made, trace, self._kept)
+        elif name == CURVES:
             beside = (
                 self._pinned,
                 ", ".join(filter(None, ("what is pinned", self._kept and self._kept.scaled))),

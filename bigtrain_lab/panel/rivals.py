@@ -19,8 +19,8 @@ MINE = "mine"  # a row that no rival has a name for
 
 class Rivals(Rows):
     """Predicted once a browser shows them: the row of the settings at once, then the others, grey
-    until theirs has come; `behind` another lens once the settings rest. While these are `moving`
-    on, nothing. `choose(settings, runs)` is called for the row that was clicked."""
+    until theirs has come; while the settings are `moving` on, nothing. `choose(settings, runs)` is
+    called for the row that was clicked."""
 
     def __init__(self, choose: Callable[[dict, bool], None], moving: Callable[[], bool], **traits):
         super().__init__(
@@ -31,21 +31,21 @@ class Rivals(Rows):
         )
         self._newest, self._wanted, self._shown, self._moving = Newest(), None, None, moving
         self._settings, self._found, self._trace, self._pinned = [], {}, None, None
-        self._seen, self._verdict, self.behind = False, "", False
+        self._seen, self._verdict = False, ""
 
     def _on_seen(self) -> None:
         self._seen = True
         if self._wanted:
-            self.show(self._wanted, self._trace, self._pinned, self.behind)
+            self.show(self._wanted, self._trace, self._pinned)
 
-    def show(self, experiment, trace: Trace, pinned: Pinned | None, behind: bool = False) -> None:
+    def show(self, experiment, trace: Trace, pinned: Pinned | None) -> None:
         """The rivals of this experiment, itself among them, what is pinned, and its run, where this
         is the modelled trace of one. Equal settings may name a class that was typed anew, so each
-        prediction's own instance counts. Those `behind` another lens wait until settings rest."""
-        self._wanted, self._trace, self._pinned, self.behind = experiment, trace, pinned, behind
+        prediction's own instance counts."""
+        self._wanted, self._trace, self._pinned = experiment, trace, pinned
         self._known = trace if (trace.clock, experiment.fault) == ("predicted", "none") else None
         if not self._seen:
-            if not (behind or experiment.tells_late):
+            if not experiment.tells_late:
                 self._list(experiment)
                 self._write(experiment)
         elif experiment is not self._shown:
@@ -80,7 +80,6 @@ class Rivals(Rows):
         settings = self._list(experiment)
         now = experiment.model_dump().items()
         try:
-            time.sleep(1.5 * self.behind)  # until settings are at rest
             for name in sorted(settings, key=lambda name: not settings[name].items() <= now):
                 go_on()
                 found = self._found[name] = rival(experiment, name, settings[name], known)
@@ -136,15 +135,11 @@ class Rivals(Rows):
         )
         self.html = html
 
-    def verdict(self, experiment, room: int) -> str:
+    def verdict(self, experiment) -> str:
         """Which of their rivals is the fastest, in words; "" while that is not known, under a
-        fault, which rivals are without, of a lab whose own sentences find it, and where it has no
-        `room`, in letters, unless they are shown."""
+        fault, which rivals are without, and of a lab whose own sentences find it."""
         return self._verdict * (
-            experiment is self._shown
-            and not experiment.tells_late
-            and experiment.fault == "none"
-            and (len(self._verdict) <= room or not self.behind)
+            experiment is self._shown and not experiment.tells_late and experiment.fault == "none"
         )
 
 

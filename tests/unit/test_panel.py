@@ -422,8 +422,8 @@ def test_a_lab_s_own_quantities_are_columns_of_its_rivals(lab, take, told, faste
 
 
 def test_slots_that_are_of_another_part_of_the_model_compare_as_the_work_that_they_are():
-    """And the fastest of what trains alike is named, though the timeline is shown."""
-    shown = show("pipeline")
+    """And the fastest of what trains alike is named."""
+    (shown := show("pipeline")).picture.lenses.value = "rivals"
     shown.picture.rivals._handle_custom_msg({"seen": True}, [])
     until(lambda: " Fastest without a catch: zb-" in shown.lead.value)
     assert shown.picture.rivals.html.count(", older weights<") == 3
