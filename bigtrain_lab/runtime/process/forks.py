@@ -67,12 +67,8 @@ LOADED = (
 
 def fingerprint() -> int:
     """Changes when a file of the library is added, removed or written."""
-    return hash(
-        tuple(
-            (str(path), (about := path.stat()).st_mtime_ns, about.st_size)
-            for path in sorted(Path(ROOT).rglob("*.py"))
-        )
-    )
+    files = [(str(path), path.stat()) for path in sorted(Path(ROOT).rglob("*.py"))]
+    return hash(tuple((name, about.st_mtime_ns, about.st_size) for name, about in files))
 
 
 def serve(control: int, room: str) -> None:
