@@ -62,10 +62,10 @@ class Combined(Layered):
         },
         "hardware": {"default": "v100-nvlink", "more": False},
         "layers": 8,
-        "width": {"high": 2048},
+        "width": {"default": 512, "high": 2048},  # of less, launches would decide the order
         "heads": 8,
         "vocabulary": {"high": 65536},
-        "sequence": {"default": 32, "high": 2048},
+        "sequence": {"default": 256, "high": 2048},
     }
 
     def model_post_init(self, facts):
@@ -192,4 +192,3 @@ class Combined(Layered):
             f" rank sends {size(round(axis.bytes))}."
             for axis in found
         )
-        yield from self.launches(trace)

@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Any, ClassVar
 
-from .. import techniques, train
+from .. import techniques
 from ..core import TICKS_PER_SECOND, Trace, duration, grouped, knob, refuse, size
 from ..order import bubbles, exposed, sent_bytes
 from ..runtime.failure.faults import MISTAKES, Astray, Fault
@@ -133,7 +133,7 @@ class DataParallel(Layered):
     def refuse_mistake(self) -> None:
         """Impossible where nothing would go wrong."""
         Fault("straggler", self.fault_rank).refuse(self.ranks)
-        count = len(travels(self.predict(), self.fault_rank)) - (self.mistake == "swapped")
+        count = len(travels(self.simulated(), self.fault_rank)) - (self.mistake == "swapped")
         one = "replica" if self.replicas == 1 else "step"
         refuse(
             (
@@ -271,15 +271,6 @@ class DataParallel(Layered):
             "backward ends: smaller buckets, or parts of the parameter, send none of it "
             "earlier."
         )
-        block, profile = self.stage_run(1, train.WHOLE).work("B"), self.profile
-        launches_s = block.operators * profile.launch_s
-        if not profile.textbook and launches_s > block._replace(operators=0).seconds(
-            profile, self.dtype
-        ):
-            yield (
-                "A block's backward takes as long as its operators' launches: a wider model "
-                "would compute more in the same time."
-            )
         if self.pipeline > 1:
             first = tuple(event for event in trace if event.rank < self.pipeline)
             yield from bubbles(replace(trace, events=first, ranks=self.pipeline), self.order)

@@ -310,7 +310,7 @@ class Experiment(BaseModel, Family, family="bigtrain_lab.experiments"):
 
     def actions(self, rank: int) -> list[str]:
         """The names of what a rank does, in order; a fault strikes at one of them."""
-        spans = self.predict().spans(rank)
+        spans = self.simulated().spans(rank)
         return [s.name for s in spans if s.lane == "compute" and s.kind.isupper()]
 
     def refuse_fault(self) -> None:
@@ -375,10 +375,6 @@ class Experiment(BaseModel, Family, family="bigtrain_lab.experiments"):
         gives a figure that sets several side by side more of them, such as predictions of other
         settings by name, or a pinned one of this lab."""
         return trace
-
-    def launches(self, trace: Trace) -> Iterable[str]:
-        """That the launches of kernels decide how long a step takes, where they do."""
-        return ()
 
     def beside(self, trace: Trace) -> tuple[Trace | None, str]:
         """A training that a run's curves are drawn beside, at the run's times, and what it is."""

@@ -1,13 +1,13 @@
 """What every experiment does whose modelled clock is that of a chosen device: a profile of the
 library, or this machine."""
 
-from collections.abc import Iterable
 from dataclasses import asdict, replace
 from functools import cached_property
 from typing import Any, ClassVar
 
 from .. import train
 from ..core import DTYPES, PROFILES, Cost, Hardware, Trace, duration, knob
+from ..order.rates import launched
 from ..runtime.calibrate import NAME as MACHINE, remembered, this_machine
 from ..runtime.failure.faults import Fault
 from .experiment import Experiment
@@ -111,25 +111,42 @@ class OnHardware(Experiment):
             )
         )
 
-    def launches(self, trace: Trace) -> Iterable[str]:
-        """That the launches of kernels decide how long a step takes, where they do."""
-        if trace.clock == "measured" or self.profile.textbook:
-            return
+    @cached_property
+    def launches(self) -> dict[str, list[tuple[float, float]]]:
+        """Kind -> (seconds of an action, seconds if kernels started at once) of each stage: between
+        them its device has nothing to do until its host has started the next kernel."""
+        if not self.profile.launch_s:
+            return {}
         free = self.replace()
         vars(free)["profile"] = replace(self.profile, launch_s=0.0)
-        took, without = trace.step_time, free.simulated(memory=False).step_time
-        if without < took / 2:
-            yield (
-                f"Launches decide here: each kernel takes {duration(self.profile.launch_s, 's')} to"
-                f" start, and without that a step would take {duration(without, trace.unit)} in"
-                f" place of {duration(took, trace.unit)}. With a larger model the order may be"
-                " another."
-            )
+        least = free.durations()
+        return {
+            kind: [*zip(in_stages(took), in_stages(least[kind]))]
+            for kind, took in self.durations().items()
+        }
+
+    def explain(self, trace: Trace) -> list[str]:
+        """Also that the launches of kernels decide how long a step takes, where they do."""
+        decide = (
+            f"Launches decide here: a kernel takes {duration(self.profile.launch_s, 's')} to"
+            f" start, and {launched(trace):.1%} of the ranks' time their devices have nothing else"
+            " to do. With a larger model the order may be another."
+        )
+        return super().explain(trace) + [decide] * (launched(trace) > 0.5)
 
     @property
     def facts(self) -> dict[str, Any]:
-        machine = {"machine": asdict(self.profile)} if self.profile.name == MACHINE else {}
-        return {**super().facts, **machine, **({"terms": self.terms} if self.terms else {})}
+        own = {
+            "machine": asdict(self.profile) if self.profile.name == MACHINE else None,
+            "terms": self.terms,
+            "launches": self.launches,
+        }
+        return super().facts | {name: told for name, told in own.items() if told}
+
+
+def in_stages(price) -> list[float]:
+    """A Cost's price, as one number a stage, or one that is of all."""
+    return [*map(float, price if isinstance(price, (list, tuple)) else [price])]
 
 
 class OnNodes(OnHardware):

@@ -57,6 +57,8 @@ class PlanACluster(Combined):
         16, "samples of a step, whatever the plan", low=1, high=512, unit="samples", more=True
     )
     varied: ClassVar[dict] = {
+        "width": 64,
+        "sequence": 32,
         "pipeline": {"default": 4, "more": False},
         "slices": {"default": 1, "more": False},
         "rows": {"default": 1, "more": False},

@@ -261,7 +261,6 @@ class Precision(OneDevice):
                 f" what the forward saves, {self.bytes['activations'] / 1e6:.3g} MB instead of"
                 f" {plain['activations'] / 1e6:.3g}."
             )
-        yield from self.launches(trace)
 
     @property
     def state_bytes(self) -> int:

@@ -207,7 +207,6 @@ class TensorSlicing(Layered):
             f" data parallel would send {size(self.replicated_bytes(layer))} for that layer's"
             " gradients."
         )
-        yield from self.launches(trace)
         if time := in_sums(trace):
             alone_s = (
                 self.replace(

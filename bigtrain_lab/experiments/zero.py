@@ -238,7 +238,6 @@ class Zero(Layered):
             f" stage {self.stage}, {size(round(each))}; data parallel has "
             f"{copied / self.weights:.3g}, {size(round(copied))}."
         )
-        yield from self.launches(trace)
         if most := max(readings(trace, 0), key=lambda read: read.bytes, default=None):
             model = sum(held for kind, held in most.held.items() if kind in WORDS)
             yield (

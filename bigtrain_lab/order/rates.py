@@ -53,6 +53,24 @@ def training_rate(trace: Trace) -> float | None:
 
 
 @once
+def launched(trace: Trace) -> float:
+    """The share of the ranks' time in which they compute, and their devices have nothing to do
+    until their host has started the next kernel, as the prices of the actions have it; 0 where the
+    trace's lab prices no launches, and of part of a run."""
+    untold = trace.clock == "measured" or trace.settings.get("unfinished")
+    told = {} if untold else trace.settings.get("facts", {}).get("launches", {})
+    prices = [
+        told[kind][min(int(stage), len(told[kind]) - 1)]
+        for span in trace.spans()
+        if span.lane == "compute"
+        for stage, kind, _ in ACTION.findall(span.name)
+        if kind in told
+    ]
+    took, without = map(sum, zip(*prices, (0, 0)))
+    return trace.shares().compute * (1 - without / took) if took else 0.0
+
+
+@once
 def exposures(trace: Trace) -> list[tuple[int, int, int]]:
     """(rank, from, to) of each wait, in ticks, for what is on its way between replicas: gradients,
     between a rank's last backward and its first update, and parameters that are gathered."""

@@ -161,7 +161,6 @@ def rival(experiment, name: str, changes: dict, known: Trace | None) -> table.Ri
             trace=trace,
             told=told_of(other, trace),
             broken=other.unlike or "breaks" * bool(other.breaks),
-            launched=own and any(other.launches(trace)),
         )
     except Exception as error:  # a class typed by a student may raise anything
         return made._replace(why=raised(error))

@@ -7,17 +7,22 @@ or imports torch.
 
 import shlex
 from math import isfinite
-from operator import attrgetter, methodcaller
+from operator import methodcaller
 from typing import NamedTuple
 
 from ..core import CLOCKS, Hardware, Scalar, Trace, counted, duration, grouped, number, size
 from ..order import HOLDS
+from ..order.rates import launched
 from .words import labels as labels_of, row_name, rows_of
 
 TIMES = ("slot", "s")
-SHARES = {
-    f"{name} share": attrgetter(name) for name in ("compute", "waits", "idle")
-}  # the last rows of the table of several ranks
+LAUNCHES = "of it launches"
+SHARES = (
+    "compute share",
+    LAUNCHES,
+    "waits share",
+    "idle share",
+)  # the last rows of the table of several ranks
 THIS_MACHINE = "this-machine"  # the profile that runtime.calibrate measures
 
 
@@ -88,9 +93,12 @@ def column(quantities, trace: Trace) -> Column:
         for q in quantities
         if (value := q.of(trace)) is not None
     }
-    shares = trace.shares()
+    compute, *others = trace.shares()
+    shares = zip(SHARES, (compute, launched(trace) or None, *others))
     return told | {
-        name: Amount(100 * of(shares), "%") for name, of in SHARES.items() if trace.ranks > 1
+        name: Amount(100 * share, "%")
+        for name, share in shares
+        if trace.ranks > 1 and share is not None
     }
 
 

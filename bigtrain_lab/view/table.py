@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from ..core import CLOCKS, Memory, Peak, Trace, duration, grouped, peak, size
 from ..order import sent_bytes
+from ..order.rates import launched
 from . import palette, report, words
 from .waits import drawing
 
@@ -17,11 +18,18 @@ PLANNED = (
 MEANT = {"step time": "step time: the mean over the run's steps"}  # under the pointer
 MOST = 3  # numbers above the picture
 SAME = 1.005  # times closer than this are the same
-LOOKS = {  # of the ranks' time
-    "compute": "an action runs",
-    "waits": "the rank has nothing else to do, while a message or a sum for it is on its way, or"
-    " was lost with its sender",
-    "idle": "the rank has nothing to do, and nothing for it is on its way yet",
+LOOKS = {  # of the ranks' time: what it is called, and what it is
+    "compute": ("compute", "an action runs"),
+    "launches": (
+        report.LAUNCHES,
+        "of the compute: the device has nothing to do until its host has started the next kernel",
+    ),
+    "waits": (
+        "waits for data",
+        "the rank has nothing else to do, while a message or a sum for it is on its way, or was"
+        " lost with its sender",
+    ),
+    "idle": ("idle", "the rank has nothing to do, and nothing for it is on its way yet"),
 }
 STYLE = (Path(__file__).with_name("panel.css")).read_text(encoding="utf-8")
 
@@ -46,8 +54,9 @@ def answers(
     the clock of what they are compared with, and `then` its numbers in its own slots; `stale`: what
     has changed since the run."""
     told = {row.quantity: row for row in rows}
-    known = [row.predicted for row in rows if row.quantity not in report.SHARES]
-    later = "a run tells" * any(known)  # else a lab is still to tell
+    later = "a run tells" * any(  # else a lab is still to tell
+        row.predicted for row in rows if row.quantity not in report.SHARES
+    )
     slots = [
         slot(
             row,
@@ -64,11 +73,15 @@ def answers(
     if failed or broken:
         said = f"<b>{'The run failed.' if failed else escape(broken)}</b>"
         slots[:1] = [f'<div class="btl-failed">{said}</div>']
-    shares = [told[name] for name in report.SHARES if name in told]
-    shown = clock if all(getattr(row, clock) for row in shares) else "predicted"
-    if shares and all(getattr(row, shown) for row in shares):
-        amounts = [getattr(row, shown).value for row in shares]
-        slots.insert(1, bar(amounts, pale=shown != clock))
+    by_clock = {
+        of: {
+            name: amount for name in report.SHARES if (amount := getattr(told.get(name), of, None))
+        }
+        for of in ("predicted", clock)
+    }
+    shares = by_clock[clock] or by_clock["predicted"]
+    if shares:
+        slots.insert(1, bar(shares, pale=not by_clock[clock]))
     return f'<div class="btl-answers {"btl-stale" * bool(stale)}">{"".join(slots)}</div>'
 
 
@@ -124,22 +137,33 @@ def slot(
     )
 
 
-def bar(shares: list[float], pale: bool) -> str:
-    """Compute, waits and idle, which are together 100; `pale`: of the prediction, while a run's own
-    are not known."""
-    drawn = said = ""
-    for name, share in zip(LOOKS, shares):
-        drawn += f'<i class="btl-{name}" style="flex:{share}"></i>'
-        what = "waits for data" if name == "waits" else name
-        said += f'<span title="{LOOKS[name]}"><i class="btl-{name}"></i>{what} {share:.1f}%</span>'
+def lengths(compute: float, launches: float, waits: float, idle: float) -> zip:
+    """(look, its part of the ranks' time): the launches are a part of the compute."""
+    return zip(LOOKS, (compute - launches, launches, waits, idle))
+
+
+def bar(shares: report.Column, pale: bool) -> str:
+    """Compute, the launches in it, waits and idle, without launches together 100; `pale`: of the
+    prediction, while a run's own are not known."""
+    known = [shares[name].value if name in shares else 0 for name in report.SHARES]
+    drawn = "".join(
+        f'<i class="btl-{look}" style="flex:{part}"></i>' for look, part in lengths(*known)
+    )
+    said = "".join(
+        f'<span title="{meant}"><i class="btl-{look}"></i>'
+        # four of them leave less room
+        f"{called.partition(' for ')[0] if report.LAUNCHES in shares else called} {shares[name]}"
+        "</span>"
+        for (look, (called, meant)), name in zip(LOOKS.items(), report.SHARES)
+        if name in shares
+    )
     return f'<div class="btl-shares {"btl-pale" * pale}"><p>{drawn}</p>{said}</div>'
 
 
 class Rival(NamedTuple):
     """A row of `rivals`; `own`: it is what the settings say; `stale`: its trace is of earlier ones.
     Without a trace, why there is none. `settings`: those that a click takes; `told`: more of it
-    that has a column; `broken`: that such a run ended in no number, or what its catch is;
-    `launched`: launches decide its time."""
+    that has a column; `broken`: that such a run ended in no number, or what its catch is."""
 
     name: str
     own: bool = False
@@ -150,7 +174,6 @@ class Rival(NamedTuple):
     pinned: bool = False
     told: report.Column = {}
     broken: str = ""
-    launched: bool = False
 
 
 def rivals(
@@ -186,7 +209,6 @@ def rivals(
         best = f"{by} " * first[0].isdigit() + ", ".join(first)
         ahead = f", {own / min(fits):.3g} times as fast as yours" * (own > SAME * min(fits))
         verdict = f"Fastest{works}: {best}{ahead}."
-    verdict += " Starting kernels takes most of the time." * any(rival.launched for rival in given)
     if stale := sum(rival.stale for rival in given):
         title, verdict = f"Grey: {stale} of {len(given)}, of earlier settings or to come.", ""
     holds = {held.bytes for held in fullest if held}
@@ -216,9 +238,12 @@ def rivals(
         *(held.held for held in fullest if held)
     )
     key = [
-        f'<i style="background:{colour}"></i>{kind}'
-        for kind, colour in palette.MEMORY.items()
-        if kind in kinds
+        *[f'<i class="btl-launches"></i>{report.LAUNCHES}'] * any(map(launched, traces)),
+        *(
+            f'<i style="background:{colour}"></i>{kind}'
+            for kind, colour in palette.MEMORY.items()
+            if kind in kinds
+        ),
     ]
     sorts = '<th tabindex="0" title="sorts the rows" data-by="{}">{}</th>'.format
     heads = (
@@ -296,7 +321,7 @@ def rival_row(
     sent = sent_bytes(trace)
     time = [
         f'<i class="btl-{what}" style="width:{100 * share * spent / longest:.2f}%"></i>'
-        for what, share in shares._asdict().items()
+        for what, share in lengths(shares.compute, launched(trace), *shares[1:])
     ]
     kinds = [
         f'<i style="width:{100 * held.held[kind] / most:.2f}%;background:{colour}"></i>'

@@ -276,8 +276,8 @@ def test_a_run_is_as_predicted_and_as_one_process(name, settings, tmp_path):
 
 @pytest.mark.parametrize("name", Experiment.all())
 def test_a_panel_says_for_which_share_of_the_time_ranks_compute_wait_and_idle(name):
-    """In its answers, in the last three rows of its table and in its picture; a rank alone waits
-    for nobody."""
+    """In its answers, in rows of its table and in its picture; a rank alone waits for nobody. And
+    for which share devices wait for the launches of kernels."""
     panel, names = show(name), ["compute share", "waits share", "idle share"]
     told = [] if panel.experiment.ranks == 1 else [f">{name}</td>" for name in names]
     assert within(60, lambda: all(each in panel.foot.numbers.value for each in ["<td", *told]))
@@ -288,15 +288,20 @@ def test_a_panel_says_for_which_share_of_the_time_ranks_compute_wait_and_idle(na
     if panel.experiment.ranks == 1:
         assert shares == (1, 0, 0) and not rows
     else:
-        assert [row.quantity for row in panel.rows[-3:]] == names
+        assert [row.quantity for row in rows] == names
         assert all(
-            f"{what} {share:.1%}" in panel.answers.value
-            for what, share in zip(("compute", "waits for data", "idle"), shares)
+            f"{what} {share:.1%}" in panel.answers.value.replace(" for data", "")
+            for what, share in zip(("compute", "waits", "idle"), shares)
         )
         drawn = json.loads(pack(trace := panel.traces["predicted"]))
         waits = sum(end - start for own in drawn["waits"] for start, end in own)
         assert waits / (trace.ranks * drawn["end"]) == pytest.approx(shares[1], abs=1e-9)
         assert [row.predicted.value / 100 for row in rows] == pytest.approx(shares, abs=1e-12)
+        for part in (row.predicted for row in panel.rows if row.quantity == "of it launches"):
+            free = panel.experiment.replace()  # its kernels start at once
+            vars(free)["profile"] = type(free.profile)(**vars(free.profile) | {"launch_s": 0.0})
+            left = recomputed(free.simulated())[0] * free.simulated().makespan / trace.makespan
+            assert part.value / 100 == pytest.approx(shares[0] - left, abs=0.01), part
 
 
 def recomputed(trace: Trace) -> tuple[float, float, float]:

@@ -29,8 +29,9 @@ def test_copies_of_a_tied_embedding_send_their_gradients(schedule, adds):
     )
     plain, tied = asked.predict(), asked.replace(tied=True).predict()
     for rank in range(2):
-        more = tied.bytes_sent(rank) - plain.bytes_sent(rank)
-        assert more == adds * (3 * 256 * asked.width * 8 + 2 * 16)
+        assert tied.bytes_sent(rank) - plain.bytes_sent(rank) == adds * (
+            3 * 256 * asked.width * 8 + 2 * 16
+        )
 
 
 @pytest.mark.parametrize(

@@ -79,7 +79,6 @@ def test_a_ring_is_done_when_the_check_of_collectives_says_so():
 def test_pieces_send_what_the_layout_of_the_library_sends(devices, layout):
     sizes = {"n": 64, "d": 32, "f": 48}
     hand = put(PiecesByHand(**sizes), " ".join(f"{at // 4}{to}" for at, to in enumerate(devices)))
-    trace = Layouts(layout=layout, **sizes).predict()
-    sent = size(4 * max(map(trace.bytes_sent, range(4))))
+    sent = size(4 * max(map(Layouts(layout=layout, **sizes).predict().bytes_sent, range(4))))
     assert f"The devices send {sent} in all" in hand.said.value
     assert f"{layout} {sent}" in hand.said.value

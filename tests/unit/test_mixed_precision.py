@@ -215,8 +215,7 @@ class Net(nn.Module):
 
     def forward(self, ids):
         x = self.frozen(self.table(ids) + self.shift)
-        x = x + self.hidden(self.norm(x)).softmax(-1)
-        return self.head(self.batch_norm(x))
+        return self.head(self.batch_norm(x + self.hidden(self.norm(x)).softmax(-1)))
 
 
 IDS, LABELS = torch.tensor([1, 2, 3, 10]), torch.tensor([0, 5, 7, 9])

@@ -410,8 +410,8 @@ def updated(make, scaler):
 def test_accumulate_clips_by_the_optimizer_s_own_function(scaler):
     make = partial(ZeroOptimizer, optimizer_class=torch.optim.SGD, stage=2, group=Alone(), lr=1.0)
     expected = updated(partial(torch.optim.SGD, lr=1.0), scaler)
-    allowed = 1e-5 if scaler else 1e-12  # a scaled loss is float32
-    assert tensors_differ(updated(make, scaler), expected, allowed) == []
+    # a scaled loss is float32
+    assert tensors_differ(updated(make, scaler), expected, 1e-5 if scaler else 1e-12) == []
 
 
 def with_masters(given, prepared_first=True, **options):
