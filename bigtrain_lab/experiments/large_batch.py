@@ -267,7 +267,7 @@ class LargeBatch(Replicated):
     def describe(self) -> str:
         at = f" of {self.micro_batches} x {self.rows}" if self.micro_batches > 1 else ""
         return (
-            f"{self.samples:,} samples, {self.samples / self.a_pass:.3g} passes over the data, in"
+            f"{self.samples / self.a_pass:.3g} passes over {self.a_pass:,} samples, in"
             f" {self.steps:,} updates{at}; the rate rises to {self.full_rate:.3g}"
         )
 

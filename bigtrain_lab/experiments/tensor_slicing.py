@@ -64,9 +64,14 @@ class TensorSlicing(Layered):
         "slices": {"default": 4, "help": "ranks that share each layer", "more": False},
         "cut": {},
         "rows": {"default": 4, "help": "samples in a batch: b", "more": False},
-        "sequence": {"help": "tokens (bytes of text) in a sample: s", "high": 2048, "more": False},
-        "width": {
+        "sequence": {
             "default": 256,
+            "help": "tokens (bytes of text) in a sample: s",
+            "high": 2048,
+            "more": False,
+        },
+        "width": {
+            "default": 512,  # of less, launches would take most of the time
             "help": "width of the model: h; 12 h^2 weights a layer",
             "high": 4096,
             "more": False,

@@ -242,7 +242,7 @@ def rivals(
         *(
             f'<i style="background:{colour}"></i>{kind}'
             for kind, colour in palette.MEMORY.items()
-            if kind in kinds
+            if most and kind in kinds
         ),
     ]
     sorts = '<th tabindex="0" title="sorts the rows" data-by="{}">{}</th>'.format
