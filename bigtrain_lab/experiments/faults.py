@@ -100,13 +100,13 @@ class Faults(Staleness):
                 " ranks do? Choose a guess."
             )
         else:
-            yield SYMPTOMS[self.fault]
             if self.fault == "straggler":
                 slow = max(range(trace.ranks), key=trace.busy)
                 yield (
-                    f"Here rank {slow} was busy for {trace.busy(slow) / trace.makespan:.0%} of the"
-                    " time."
+                    f"Here rank {slow} was busy longest, for"
+                    f" {trace.busy(slow) / trace.makespan:.0%} of the time."
                 )
+            yield SYMPTOMS[self.fault]
             if self.guess != "?":
                 right = next(guess for guess, faults in GUESSES.items() if self.fault in faults)
                 said = "Right." if self.guess == right else f"No: {right}."

@@ -435,7 +435,7 @@ class Translate(Replicated):
         yield f"Of {duration(whole, unit)} the slowest rank spends {', '.join(told)}."
         if wait := starved(trace):
             what, who = (
-                ("waits for data", "more workers")
+                ("waits for its loader", "more workers")
                 if self.workers
                 else ("loads data itself", "workers beside the compute")
             )

@@ -57,8 +57,11 @@ def launched(trace: Trace) -> float:
     """The share of the ranks' time in which they compute, and their devices have nothing to do
     until their host has started the next kernel, as the prices of the actions have it; 0 where the
     trace's lab prices no launches, and of part of a run."""
-    untold = trace.clock == "measured" or trace.settings.get("unfinished")
-    told = {} if untold else trace.settings.get("facts", {}).get("launches", {})
+    told = (
+        {}
+        if trace.clock == "measured" or trace.settings.get("unfinished")
+        else trace.settings.get("facts", {}).get("launches", {})
+    )
     prices = [
         told[kind][min(int(stage), len(told[kind]) - 1)]
         for span in trace.spans()

@@ -368,15 +368,12 @@ class Panel(widgets.VBox):
         (self.remove_class if made.told.is_set() else self.add_class)("btl-untold")
         if not made.told.is_set() and not self._failure:
             return  # what stands there is of the settings before, and grey
-        trouble = (
-            table.trouble(self._failure, self._failed, self.traces["predicted"])
-            if self._failure
-            else ""
-        )
+        trouble, verdict = "", self.picture.rivals.verdict(made.experiment)
         first, *others = report.whole_first(self._compared.sentences) or [""]
-        verdict = self.picture.rivals.verdict(made.experiment)
         if self._failure:
-            first, verdict, others = self._failure.partition("\n")[0], "", [first, *others]
+            (first, _, rest), verdict, others = self._failure.partition("\n"), "", [first, *others]
+            said = self._failure if len(first) > LINE else rest  # what the lead has room for
+            trouble = table.trouble(said, self._failed, self.traces["predicted"])
         elif len(first) + len(verdict) > LINE:
             first, others = re.split("[.:] ", first)[0].rstrip(".") + ".", [first, *others]
         self.lead.value = table.why([f"{first} {verdict}".strip()])

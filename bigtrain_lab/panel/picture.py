@@ -178,7 +178,8 @@ class Picture(widgets.VBox):
         self._pinned = self._kept and self._kept.trace
         known = pinned is not None or trace is None or trace.clock != "predicted"
         if self.lenses.value == CURVES and not (known or reported(trace, self._made.curves)):
-            self._set(self.lenses, value=PLAYER)  # no loss is known
+            first = self.lenses.options[0][1]  # no loss is known
+            self._set(self.lenses, value=first if first == RIVALS else PLAYER)
         self._draw()
         self._describe(about)
 

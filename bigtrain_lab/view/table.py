@@ -21,11 +21,11 @@ SAME = 1.005  # times closer than this are the same
 LOOKS = {  # of the ranks' time: what it is called, and what it is
     "compute": ("compute", "an action runs"),
     "launches": (
-        report.LAUNCHES,
+        "launches",
         "of the compute: the device has nothing to do until its host has started the next kernel",
     ),
     "waits": (
-        "waits for data",
+        "waits",
         "the rank has nothing else to do, while a message or a sum for it is on its way, or was"
         " lost with its sender",
     ),
@@ -150,10 +150,8 @@ def bar(shares: report.Column, pale: bool) -> str:
         f'<i class="btl-{look}" style="flex:{part}"></i>' for look, part in lengths(*known)
     )
     said = "".join(
-        f'<span title="{meant}"><i class="btl-{look}"></i>'
-        # four of them leave less room
-        f"{called.partition(' for ')[0] if report.LAUNCHES in shares else called} {shares[name]}"
-        "</span>"
+        f'<span class="btl-of-{look}" title="{meant}"><i class="btl-{look}"></i>{called}'
+        f" {shares[name]}</span>"
         for (look, (called, meant)), name in zip(LOOKS.items(), report.SHARES)
         if name in shares
     )
@@ -238,7 +236,7 @@ def rivals(
         *(held.held for held in fullest if held)
     )
     key = [
-        *[f'<i class="btl-launches"></i>{report.LAUNCHES}'] * any(map(launched, traces)),
+        *['<i class="btl-launches"></i>launches, a part of compute'] * any(map(launched, traces)),
         *(
             f'<i style="background:{colour}"></i>{kind}'
             for kind, colour in palette.MEMORY.items()
@@ -429,4 +427,4 @@ def trouble(problem: str, run=None, trace: Trace | None = None) -> str:
         problem = words.in_labels(problem, trace)
         waits = [state._replace(what=words.in_labels(state.what, trace)) for state in run.waits]
         shown = f'<div class="btl-blocked">{drawing(waits)}</div>' * any(w.on for w in waits)
-    return f'<div class="btl-trouble" role="alert">{escape(problem)}</div>{shown}'
+    return f'<div class="btl-trouble" role="alert">{escape(problem)}</div>' * bool(problem) + shown

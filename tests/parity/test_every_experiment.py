@@ -290,7 +290,7 @@ def test_a_panel_says_for_which_share_of_the_time_ranks_compute_wait_and_idle(na
     else:
         assert [row.quantity for row in rows] == names
         assert all(
-            f"{what} {share:.1%}" in panel.answers.value.replace(" for data", "")
+            f"{what} {share:.1%}" in panel.answers.value
             for what, share in zip(("compute", "waits", "idle"), shares)
         )
         drawn = json.loads(pack(trace := panel.traces["predicted"]))

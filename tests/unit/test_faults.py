@@ -38,7 +38,7 @@ LABS = {
 TOLD = {
     "raise": "Rank 1 failed: OnPurpose: the fault that was asked for, in 1F3",
     "exit": "Rank 1 exited with code 3 before its program returned (os._exit?); rank 1 was in 1F3.",
-    "kill": "Rank 1 was killed by signal 9 (SIGKILL; out of memory?); rank 1 was in 1F3.",
+    "kill": "Rank 1 was killed by signal 9 (SIGKILL; out of host memory?); rank 1 was in 1F3.",
     "deadlock": (
         "Deadlock: rank 1 waits for a go-ahead from rank 2; rank 2 waits for a go-ahead from rank"
         " 1. Meanwhile rank 0 waits for "

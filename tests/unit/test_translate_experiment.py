@@ -90,7 +90,11 @@ def test_what_is_spread_and_what_is_loaded_beside_takes_less():
         starved(itself.predict()) > starved(trace) > starved(lab.replace(workers=4).predict()) > 0
     )
     (ratio, _, beside), (*_, alone) = lab.explain(trace), itself.explain(itself.predict())
-    assert "waits for data" in beside and "loads data itself" in alone and "as fast as one" in ratio
+    assert (
+        "waits for its loader" in beside
+        and "loads data itself" in alone
+        and "as fast as one" in ratio
+    )
 
 
 def test_three_cards_are_nearly_three_times_as_fast_with_batches_large_enough():

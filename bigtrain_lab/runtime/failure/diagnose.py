@@ -207,7 +207,7 @@ def _reason(directory: Path, doings: list[Doing], rank: int, code: int | None) -
             f"Rank {rank} cannot write to {directory}: free some space or choose another directory."
         )
     if code < 0:
-        hint = "; out of memory?" if -code == signal.SIGKILL else ""
+        hint = "; out of host memory?" if -code == signal.SIGKILL else ""
         return (
             f"Rank {rank} was killed by signal {-code}"
             f" ({_signal(code)}{hint}){last}.{_crash(directory, rank)}"

@@ -227,9 +227,11 @@ def said(doings: list[Doing], at: At) -> str:
         return f"{at.who} waits until rank {on[0]} takes {label}"
     if at.last == "wait" and at.wants.src is None and on:
         return f"{at.who} waits in {at.wants.label} for {ranks(on)}"
-    if at.last == "meet" and on:
-        return f"{at.who} waits for {ranks(on)} to begin"
-    return f"{at.who} {at.said[0]}"
+    return (
+        f"{at.who} waits for {ranks(on)} to begin"
+        if at.last == "meet" and on
+        else f"{at.who} {at.said[0]}"
+    )
 
 
 class RankState(NamedTuple):

@@ -74,8 +74,10 @@ class Highest:
         self.own, self.to = own, ("agreement", process_group)
         distances = [2**k for k in range((ranks - 1).bit_length())]
         rows = [torch.empty_like(own) for _ in distances]
-        sources = [(rank - distance) % ranks for distance in distances]
-        self.coming = [(row, receive(row, src, *self.to)) for row, src in zip(rows, sources)]
+        self.coming = [
+            (row, receive(row, (rank - distance) % ranks, *self.to))
+            for row, distance in zip(rows, distances)
+        ]
         first, *self.then = [(rank + distance) % ranks for distance in distances]
         self.sent = [send(own, first, *self.to)]
 

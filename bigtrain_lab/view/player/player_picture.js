@@ -284,8 +284,8 @@ function paintWaits(c, v) {
       if (lane === "compute") {
         c.fillStyle = theme.bg; c.fillRect(x, y, w, L.row); c.fillStyle = hatch; c.fillRect(x, y, w, L.row);
         if (w > 3) { c.strokeStyle = look.wait; c.lineWidth = 1; c.strokeRect(x + 0.5, y + 0.5, w - 1, L.row - 1); }
-        const seen = Math.max(x, LEFT), until = Math.min(x + w, L.width - RIGHT, xOf(v, untilOf(v, rank)));
-        if (L.row >= 13) number(c, v, spoken(clockTime(scene, Math.min(end, scene.begun.get(rank) ?? end) - start)), (seen + until) / 2, y + L.row / 2, until - seen - 8);
+        const whole = x >= LEFT && x + w <= Math.min(L.width - RIGHT, xOf(v, untilOf(v, rank))) + 1;  // else its number is not of what is seen
+        if (L.row >= 13 && whole) number(c, v, spoken(clockTime(scene, Math.min(end, scene.begun.get(rank) ?? end) - start)), x + w / 2, y + L.row / 2, w - 8);
       } else for (const s of during(scene.byRow[i], start, end, scene.end)) {
         const from = Math.max(s.start, start), to = Math.min(s.end, end);
         if (to > from) { c.fillStyle = look.wait; c.fillRect(xOf(v, from), y, Math.max(0.6, xOf(v, to) - xOf(v, from) - (to === s.end && xOf(v, to) - xOf(v, from) > 3)), L.rowH(i)); }
@@ -469,6 +469,10 @@ function paintMemory(c, v, look) {
     c.stroke(); c.setLineDash([]);
     c.strokeStyle = theme.rule; c.lineWidth = 1; c.beginPath();
     c.moveTo(xOf(v, 0), Math.round(y(rank, 0)) + 0.5); c.lineTo(xOf(v, scene.end), Math.round(y(rank, 0)) + 0.5); c.stroke();
+    for (let tick = L.strip < HIGHEST ? topOf(v) : niceStep(topOf(v), 2), step = tick; tick < 0.95 * topOf(v); tick += step) {  // a scale, where there is room
+      c.strokeStyle = theme.soft; c.globalAlpha = 0.5; c.beginPath(); c.moveTo(LEFT, Math.round(y(rank, tick)) + 0.5); c.lineTo(L.width - RIGHT, Math.round(y(rank, tick)) + 0.5); c.stroke(); c.globalAlpha = 1;
+      number(c, v, size(tick), LEFT + 24, y(rank, tick), Infinity);
+    }
     c.fillStyle = theme.soft;
     for (const [start, end] of scene.unread[rank]) c.fillRect(xOf(v, start), Math.round(y(rank, 0)) - 1, xOf(v, end) - xOf(v, start), 3);
     if (onScale) {
