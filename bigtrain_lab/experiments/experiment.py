@@ -392,7 +392,12 @@ class Experiment(BaseModel, Family, family="bigtrain_lab.experiments"):
             *self.excess(trace),
             *not_finite(trace),
             *([] if trace.settings.get("unfinished") else self.why(trace)),
+            *self.launches(trace),
         ]
+
+    def launches(self, trace: Trace) -> Iterable[str]:
+        """That the launches of kernels decide how long a step takes, where they do."""
+        return ()
 
     def excess(self, trace: Trace) -> list[str]:
         """That a prediction does not fit into its devices, in a sentence."""

@@ -100,7 +100,7 @@ class Faults(Staleness):
                 " ranks do? Choose a guess."
             )
         else:
-            if self.fault == "straggler":
+            if self.fault == "straggler" and self.fault_factor > 1:
                 slow = max(range(trace.ranks), key=trace.busy)
                 yield (
                     f"Here rank {slow} was busy longest, for"

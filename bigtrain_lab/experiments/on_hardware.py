@@ -1,13 +1,14 @@
 """What every experiment does whose modelled clock is that of a chosen device: a profile of the
 library, or this machine."""
 
+from collections.abc import Iterable
 from dataclasses import asdict, replace
 from functools import cached_property
 from typing import Any, ClassVar
 
 from .. import train
 from ..core import DTYPES, PROFILES, Cost, Hardware, Trace, duration, knob
-from ..order.rates import launched
+from ..order import Compute, launched
 from ..runtime.calibrate import NAME as MACHINE, remembered, this_machine
 from ..runtime.failure.faults import Fault
 from .experiment import Experiment
@@ -112,41 +113,40 @@ class OnHardware(Experiment):
         )
 
     @cached_property
-    def launches(self) -> dict[str, list[tuple[float, float]]]:
-        """Kind -> (seconds of an action, seconds if kernels started at once) of each stage: between
-        them its device has nothing to do until its host has started the next kernel."""
+    def launched(self) -> float:
+        """The share of the compute in which devices have nothing to do until their host has started
+        the next kernel: what actions take beyond the same with kernels that start at once."""
         if not self.profile.launch_s:
-            return {}
+            return 0.0
         free = self.replace()
         vars(free)["profile"] = replace(self.profile, launch_s=0.0)
-        least = free.durations()
-        return {
-            kind: [*zip(in_stages(took), in_stages(least[kind]))]
-            for kind, took in self.durations().items()
-        }
-
-    def explain(self, trace: Trace) -> list[str]:
-        """Also that the launches of kernels decide how long a step takes, where they do."""
-        decide = (
-            f"Launches decide here: a kernel takes {duration(self.profile.launch_s, 's')} to"
-            f" start, and {launched(trace):.1%} of the ranks' time their devices have nothing else"
-            " to do. With a larger model the order may be another."
+        took, least = (
+            sum(
+                cost.duration(op.step, rank)
+                for (rank, lane), ops in self.lowered.lanes.items()
+                for op in ops
+                if lane == "compute" and isinstance(op, Compute) and not op.part
+            )
+            for cost in (self.cost(memory=False), free.cost(memory=False))
         )
-        return super().explain(trace) + [decide] * (launched(trace) > 0.5)
+        return 1 - least / took if took else 0.0
+
+    def launches(self, trace: Trace) -> Iterable[str]:
+        if (share := launched(trace)) > 0.5:
+            yield (
+                f"Launches decide here: a kernel takes {duration(self.profile.launch_s, 's')} to"
+                f" start, and {share:.1%} of the ranks' time their devices have nothing else to do."
+                " With a larger model the order may be another."
+            )
 
     @property
     def facts(self) -> dict[str, Any]:
         own = {
             "machine": asdict(self.profile) if self.profile.name == MACHINE else None,
             "terms": self.terms,
-            "launches": self.launches,
+            "launched": self.launched,
         }
         return super().facts | {name: told for name, told in own.items() if told}
-
-
-def in_stages(price) -> list[float]:
-    """A Cost's price, as one number a stage, or one that is of all."""
-    return [*map(float, price if isinstance(price, (list, tuple)) else [price])]
 
 
 class OnNodes(OnHardware):

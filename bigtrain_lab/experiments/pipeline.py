@@ -121,7 +121,7 @@ class PipelineExperiment(OfGPT, Pipelined):
             )
             yield (
                 f"{self.schedule} idles {idle:.1%} of the time and holds {held} at most; gpipe"
-                f" idles {more_idle:.1%} and holds {more}."
+                f" idles {more_idle:.1%} and holds {more}. All schedules stand side by side."
             )
         yield from super().why(trace)
 

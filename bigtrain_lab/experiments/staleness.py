@@ -131,7 +131,7 @@ class Staleness(Pipelined):
                 f"Stage 0 uses weights that are {counted(late, 'update')} old: on a parabola it can"
                 f" learn at {stable:.0%} of the largest rate that fresh weights allow."
             )
-        if (prompt := self.prompt_loss(trace)) is not None:
+        if self.fault == "none" and (prompt := self.prompt_loss(trace)) is not None:
             yield (
                 f"The last batch has a loss of {self.last_loss(trace):.4g}; had weights never been"
                 f" old, {prompt:.4g}."

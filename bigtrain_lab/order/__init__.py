@@ -45,6 +45,7 @@ __all__, __getattr__, __dir__ = offered(
             "field",
             "fullest_bytes",
             "last",
+            "launched",
             "of_layers",
             "peak_bytes",
             "reading_rate",

@@ -52,25 +52,14 @@ def training_rate(trace: Trace) -> float | None:
     return 1 / trace.step_time if trace.step_time else None
 
 
-@once
 def launched(trace: Trace) -> float:
     """The share of the ranks' time in which they compute, and their devices have nothing to do
-    until their host has started the next kernel, as the prices of the actions have it; 0 where the
-    trace's lab prices no launches, and of part of a run."""
-    told = (
-        {}
-        if trace.clock == "measured" or trace.settings.get("unfinished")
-        else trace.settings.get("facts", {}).get("launches", {})
-    )
-    prices = [
-        told[kind][min(int(stage), len(told[kind]) - 1)]
-        for span in trace.spans()
-        if span.lane == "compute"
-        for stage, kind, _ in ACTION.findall(span.name)
-        if kind in told
-    ]
-    took, without = map(sum, zip(*prices, (0, 0)))
-    return trace.shares().compute * (1 - without / took) if took else 0.0
+    until their host has started the next kernel, as the trace's lab prices it; 0 where it does not,
+    and of part of a run."""
+    facts = trace.settings.get("facts")
+    share = facts.get("launched") if isinstance(facts, dict) else 0.0
+    known = isinstance(share, float) and 0 <= share <= 1 and not trace.settings.get("unfinished")
+    return trace.shares().compute * share if known and trace.clock != "measured" else 0.0
 
 
 @once

@@ -371,9 +371,9 @@ class Panel(widgets.VBox):
         trouble, verdict = "", self.picture.rivals.verdict(made.experiment)
         first, *others = report.whole_first(self._compared.sentences) or [""]
         if self._failure:
-            (first, _, rest), verdict, others = self._failure.partition("\n"), "", [first, *others]
-            said = self._failure if len(first) > LINE else rest  # what the lead has room for
-            trouble = table.trouble(said, self._failed, self.traces["predicted"])
+            told = words.in_labels(self._failure, self.traces["predicted"])
+            first, verdict, others = told.partition("\n")[0], "", [first, *others]
+            trouble = table.trouble(told, self._failed, self.traces["predicted"])
         elif len(first) + len(verdict) > LINE:
             first, others = re.split("[.:] ", first)[0].rstrip(".") + ".", [first, *others]
         self.lead.value = table.why([f"{first} {verdict}".strip()])

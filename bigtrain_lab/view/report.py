@@ -11,8 +11,7 @@ from operator import methodcaller
 from typing import NamedTuple
 
 from ..core import CLOCKS, Hardware, Scalar, Trace, counted, duration, grouped, number, size
-from ..order import HOLDS
-from ..order.rates import launched
+from ..order import HOLDS, launched
 from .words import labels as labels_of, row_name, rows_of
 
 TIMES = ("slot", "s")

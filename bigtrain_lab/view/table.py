@@ -5,8 +5,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ..core import CLOCKS, Memory, Peak, Trace, duration, grouped, peak, size
-from ..order import sent_bytes
-from ..order.rates import launched
+from ..order import launched, sent_bytes
 from . import palette, report, words
 from .waits import drawing
 
@@ -427,4 +426,4 @@ def trouble(problem: str, run=None, trace: Trace | None = None) -> str:
         problem = words.in_labels(problem, trace)
         waits = [state._replace(what=words.in_labels(state.what, trace)) for state in run.waits]
         shown = f'<div class="btl-blocked">{drawing(waits)}</div>' * any(w.on for w in waits)
-    return f'<div class="btl-trouble" role="alert">{escape(problem)}</div>' * bool(problem) + shown
+    return f'<div class="btl-trouble" role="alert">{escape(problem)}</div>{shown}'

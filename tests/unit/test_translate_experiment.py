@@ -89,7 +89,7 @@ def test_what_is_spread_and_what_is_loaded_beside_takes_less():
     assert (
         starved(itself.predict()) > starved(trace) > starved(lab.replace(workers=4).predict()) > 0
     )
-    (ratio, _, beside), (*_, alone) = lab.explain(trace), itself.explain(itself.predict())
+    (ratio, _, beside), (*_, alone) = lab.why(trace), itself.why(itself.predict())
     assert (
         "waits for its loader" in beside
         and "loads data itself" in alone

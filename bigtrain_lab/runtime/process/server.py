@@ -34,7 +34,7 @@ NO_SERVER = (
     256  # in place of the exit code of a rank whose server is gone: no process has such a code
 )
 SERVER_ENDED = (
-    "The server that ranks are forked from has ended (killed; out of memory?), and with it all"
+    "The server that ranks are forked from has ended (killed; out of host memory?), and with it all"
     " knowledge of the ranks: they were ended too. Run again: a new server starts by itself."
 )
 SILENT_S = 5.0  # a server that says nothing for so long is looked at

@@ -469,7 +469,7 @@ function paintMemory(c, v, look) {
     c.stroke(); c.setLineDash([]);
     c.strokeStyle = theme.rule; c.lineWidth = 1; c.beginPath();
     c.moveTo(xOf(v, 0), Math.round(y(rank, 0)) + 0.5); c.lineTo(xOf(v, scene.end), Math.round(y(rank, 0)) + 0.5); c.stroke();
-    for (let tick = L.strip < HIGHEST ? topOf(v) : niceStep(topOf(v), 2), step = tick; tick < 0.95 * topOf(v); tick += step) {  // a scale, where there is room
+    for (let tick = L.strip < HIGHEST ? topOf(v) : niceStep(topOf(v), 3), step = tick; tick < 0.95 * topOf(v); tick += step) {  // a scale, where there is room
       c.strokeStyle = theme.soft; c.globalAlpha = 0.5; c.beginPath(); c.moveTo(LEFT, Math.round(y(rank, tick)) + 0.5); c.lineTo(L.width - RIGHT, Math.round(y(rank, tick)) + 0.5); c.stroke(); c.globalAlpha = 1;
       number(c, v, size(tick), LEFT + 24, y(rank, tick), Infinity);
     }
