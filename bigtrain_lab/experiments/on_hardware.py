@@ -116,10 +116,18 @@ class OnHardware(Experiment):
     def launched(self) -> float:
         """The share of the compute in which devices have nothing to do until their host has started
         the next kernel: what actions take beyond the same with kernels that start at once."""
-        if not self.profile.launch_s:
+        if not (self.profile.launch_s and self.durations()):
             return 0.0
         free = self.replace()
         vars(free)["profile"] = replace(self.profile, launch_s=0.0)
+        costs = [  # of actions alone: links are many, where ranks are
+            Cost(
+                each.durations(),
+                of_batch=each.charged().get("of_batch", {}),
+                **self.profile.clock(self.ticks_per_slot),
+            )
+            for each in (self, free)
+        ]
         took, least = (
             sum(
                 cost.duration(op.step, rank)
@@ -127,7 +135,7 @@ class OnHardware(Experiment):
                 for op in ops
                 if lane == "compute" and isinstance(op, Compute) and not op.part
             )
-            for cost in (self.cost(memory=False), free.cost(memory=False))
+            for cost in costs
         )
         return 1 - least / took if took else 0.0
 
