@@ -310,7 +310,7 @@ class Experiment(BaseModel, Family, family="bigtrain_lab.experiments"):
 
     def actions(self, rank: int) -> list[str]:
         """The names of what a rank does, in order; a fault strikes at one of them."""
-        spans = self.simulated().spans(rank)
+        spans = self.predict().spans(rank)
         return [s.name for s in spans if s.lane == "compute" and s.kind.isupper()]
 
     def refuse_fault(self) -> None:

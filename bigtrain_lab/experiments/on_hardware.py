@@ -118,7 +118,7 @@ class OnHardware(Experiment):
         the next kernel: what actions take beyond the same with kernels that start at once."""
         if not (self.profile.launch_s and self.durations()):
             return 0.0
-        free = self.replace()
+        free = self.replace(fault="none")  # which is not looked for again
         vars(free)["profile"] = replace(self.profile, launch_s=0.0)
         costs = [  # of actions alone: links are many, where ranks are
             Cost(
