@@ -116,8 +116,8 @@ class OnHardware(Experiment):
     def launched(self) -> float:
         """The share of the compute in which devices have nothing to do until their host has started
         the next kernel: what actions take beyond the same with kernels that start at once."""
-        if not (self.profile.launch_s and self.durations()):
-            return 0.0
+        if not (self.profile.launch_s and self.durations() and hasattr(self, "lowered")):
+            return 0.0  # where nothing is launched, or the lab predicts by itself
         free = self.replace(fault="none")  # which is not looked for again
         vars(free)["profile"] = replace(self.profile, launch_s=0.0)
         costs = [  # of actions alone: links are many, where ranks are

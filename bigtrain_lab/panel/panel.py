@@ -371,9 +371,9 @@ class Panel(widgets.VBox):
         trouble, verdict = "", self.picture.rivals.verdict(made.experiment)
         first, *others = report.whole_first(self._compared.sentences) or [""]
         if self._failure:
-            told = words.in_labels(self._failure, self.traces["predicted"])
-            first, verdict, others = told.partition("\n")[0], "", [first, *others]
-            trouble = table.trouble(told, self._failed, self.traces["predicted"])
+            trouble = table.trouble(self._failure, self._failed, self.traces["predicted"])
+            verdict, others = "", [first, *others]
+            first = words.in_labels(self._failure.partition("\n")[0], self.traces["predicted"])
         elif len(first) + len(verdict) > LINE:
             first, others = re.split("[.:] ", first)[0].rstrip(".") + ".", [first, *others]
         self.lead.value = table.why([f"{first} {verdict}".strip()])
