@@ -3,10 +3,11 @@
 From the key that moves a slider, seen by the page, until after the frame that shows the new
 prediction: event, message to the kernel, prediction of 8 ranks x 32 micro-batches, message back,
 decoding, painting. Then each slider of each lab is dragged from end to end by the mouse, and put
-back: from the mouse's move until the first new picture, or row of a table; and until all is told:
-what is held inside actions, other rivals, sentences, the table of numbers, which come later. A drag
-moves the panel's height by nothing, and leaves no error in the console. At last a slider moves in
-the page loaded anew, and in the panel of a kernel started anew.
+back: from the mouse's move until after the frame that shows the first new picture, or row of a
+table; and until all is told: what is held inside actions, other rivals, sentences, the table of
+numbers, which come later. A drag moves the panel's height by nothing, and leaves no error in the
+console. At last a slider moves in the page loaded anew, and in the panel of a kernel started anew.
+Nothing is kept from an earlier day: each new model is run dry here.
 """
 
 import tempfile
@@ -46,18 +47,19 @@ SEEN = """() => {
     document.addEventListener('mousemove', () => { window.began = performance.now(); }, true);
     const seen = (changes) => {
         const places = changes.map(({ target }) => target.closest ? target : target.parentElement);
-        const rows = places.some(each => each?.closest('.btl-rows'));
+        const rows = changes.some(({ type }, at) =>
+            type === 'childList' && places[at]?.closest('.btl-rows'));
         const foot = places.some(each => each?.closest('.btl-pane'));
         // before a run some figures are a sentence: then what a move draws are the numbers above
-        const [picture, table] = ['canvas', '.btl-rows'].map(each =>
+        const none = () => !['canvas', '.btl-rows'].some(each =>  // asked last: it takes a layout
             document.querySelector('.btl-lens ' + each)?.offsetParent);
         const drawn = changes.some((each, at) => each.attributeName === 'data-revision'
             || each.type === 'childList' && (places[at]?.closest('.btl-lens .widget-html')
-                || !picture && !table && places[at]?.querySelector('.btl-answers')));
-        setTimeout(() => {  // after the frame
+                || places[at]?.querySelector('.btl-answers') && none()));
+        requestAnimationFrame(() => setTimeout(() => {  // after the frame
             if ((drawn || rows) && window.last <= window.began) window.last = performance.now();
             if (rows || foot) window.all = performance.now();
-        }, 0);
+        }, 0));
     };
     new MutationObserver(seen).observe(document.querySelector('.btl-panel'),
         { attributes: true, childList: true, subtree: true, characterData: true });
@@ -171,6 +173,7 @@ def of_drags(server, browser) -> list[dict]:
         if not took:
             continue
         everything += took
+        print(f"{name}: ms a move {[*map(round, took)]}", flush=True)
         took.sort()
         worst = took[min(len(took) - 1, int(0.95 * len(took)))]
         told = f"{name}, sliders from end to end, 95th percentile of {len(took)} moves"

@@ -20,13 +20,14 @@ from .lane import FREE, Link
 def exact(value) -> Fraction:
     """A number as the decimal it was written as: 0.1 is 1/10, not the nearest binary fraction."""
     try:
-        return (
-            value
-            if isinstance(value, Fraction)
-            else Fraction(repr(float(value)) if isinstance(value, float) else value)
-        )
+        return value if isinstance(value, Fraction) else written(value)
     except (ValueError, TypeError, OverflowError) as error:
         raise Impossible(f"{value!r} is no cost: give a finite number.") from error
+
+
+@lru_cache(maxsize=4096)  # a plan asks for few prices, and often
+def written(value) -> Fraction:
+    return Fraction(repr(float(value)) if isinstance(value, float) else value)
 
 
 COLLECTIVES = {
@@ -149,7 +150,7 @@ class Cost:
         """Ticks of one step (a tuple of actions, run as one span) on this rank; `beside`: the plan
         runs it while another lane of the rank may be busy. Only the plan says so, never the lanes'
         clocks."""
-        key = rank, beside, *self._alike(step, rank)
+        key = self.slowdown.get(rank, 1), beside, *self._alike(step, rank)
         if key not in self._found:
             together = "+".join(a.kind for a in step)
             total = (
@@ -167,7 +168,7 @@ class Cost:
 
     def parts(self, step, rank: int, beside: bool = False) -> tuple[int, ...]:
         """`duration`, cut where the step calls a collective: one part more than it calls."""
-        key = "parts", rank, beside, *self._alike(step, rank)
+        key = "parts", self.slowdown.get(rank, 1), beside, *self._alike(step, rank)
         if key not in self._found:
             total, own = (
                 self.duration(step, rank, beside),
@@ -265,7 +266,8 @@ class Cost:
         return Link(link.alpha, link.ticks * share.denominator, link.bytes * share.numerator)
 
     def _alike(self, step, rank: int) -> list[tuple]:
-        """What the actions of a step have in common with all that cost the same."""
+        """What the actions of a step have in common with all that cost the same on a rank as
+        fast."""
         if not self.of_batch:
             return [action[:2] for action in step]
         return [(a.kind, a.stage, id(self.of_batch.get((rank, a.micro_batch)))) for a in step]

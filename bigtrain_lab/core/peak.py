@@ -103,6 +103,7 @@ def followed(trace: Trace) -> bool:
     return any(e.inside and e.kind != "activations" for e in trace._sorted_out[Memory, None])
 
 
+@once
 def peak(trace: Trace, rank: int) -> Peak | None:
     """The rank's highest reading of all kinds together, the first of several; None where the trace
     has none.

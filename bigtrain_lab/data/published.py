@@ -35,11 +35,6 @@ class Log(NamedTuple):
     thirds: tuple[float, ...] = (0.42, 0.47, 0.44)
 
     @property
-    def untold_s(self) -> float:
-        """Seconds of the epoch of which the log does not say what they were spent on."""
-        return self.epoch_s - sum(seconds for _, seconds in self.seconds)
-
-    @property
     def warm_up_epochs(self) -> float:
         """Epochs after which the rate was highest."""
         return self.warm_up / self.updates

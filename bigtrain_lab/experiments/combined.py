@@ -56,6 +56,7 @@ class Combined(Layered):
         "micro_batches": {
             "default": 8,
             "help": "micro-batches of a batch, which the replicas share",
+            "unit": "in a batch",
             "high": 64,
             "logarithmic": True,
             "more": False,

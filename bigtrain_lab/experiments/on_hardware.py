@@ -113,7 +113,7 @@ class OnHardware(Experiment):
         )
 
     @cached_property
-    def launched(self) -> float:
+    def launch_share(self) -> float:
         """The share of the compute in which devices have nothing to do until their host has started
         the next kernel: what actions take beyond the same with kernels that start at once."""
         if not (self.profile.launch_s and self.durations() and hasattr(self, "lowered")):
@@ -152,7 +152,7 @@ class OnHardware(Experiment):
         own = {
             "machine": asdict(self.profile) if self.profile.name == MACHINE else None,
             "terms": self.terms,
-            "launched": self.launched,
+            "launch_share": self.launch_share,
         }
         return super().facts | {name: told for name, told in own.items() if told}
 

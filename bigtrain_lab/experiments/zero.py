@@ -86,6 +86,7 @@ class Zero(Layered):
         "precision": {},
         "micro_batches": {
             "help": "micro-batches of a rank whose gradients add up before the update",
+            "unit": "of a rank",
             "more": False,
         },
         "hardware": "rtx3090-pcie",

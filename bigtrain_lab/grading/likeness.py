@@ -274,7 +274,10 @@ class Topic(Family, family="bigtrain_lab.grading.topics"):
     @lru_cache(maxsize=64)
     def reference_rows(cls, seed: int, names: frozenset[str] | None = None) -> dict[str, list[Row]]:
         """What the right answers show, and what stands there first."""
-        texts = {**cls.right, START: cls.start_text()}
+        texts = {
+            **cls.right,
+            START: "\n".join(p.text for p in sliced(["import torch", cls.start], cls.called())),
+        }
         return known.rows(cls, seed, texts, names=names, goes_on=True)
 
     @classmethod
@@ -295,11 +298,6 @@ class Topic(Family, family="bigtrain_lab.grading.topics"):
         texts = {name: cls.wrong[name].text for name in mistakes or cls.wrong}
         until = partial(enough, rights, at, BEYOND if mistakes else 0)
         return known.rows(cls, seed, texts, until, names)
-
-    @classmethod
-    def start_text(cls) -> str:
-        """What stands there first, as a text that defines `answer`."""
-        return "\n".join(piece.text for piece in sliced(["import torch", cls.start], cls.called()))
 
     @classmethod
     def called(cls) -> str:

@@ -57,7 +57,7 @@ def launched(trace: Trace) -> float:
     until their host has started the next kernel, as the trace's lab prices it; 0 where it does not,
     and of part of a run."""
     facts = trace.settings.get("facts")
-    share = facts.get("launched") if isinstance(facts, dict) else 0.0
+    share = facts.get("launch_share") if isinstance(facts, dict) else 0.0
     known = isinstance(share, float) and 0 <= share <= 1 and not trace.settings.get("unfinished")
     return trace.shares().compute * share if known and trace.clock != "measured" else 0.0
 

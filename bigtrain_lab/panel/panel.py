@@ -201,7 +201,7 @@ class Panel(widgets.VBox):
         self._write_commands()
         self.bar.date(self._compared.changed, self._only_predicted)
         if self._compared.prediction and not (self._refusal and self._running):
-            self._draw("predicted" if changed else None)
+            self._draw("predicted" if changed else None, later=True)
             self._look()
         self._act()
 
@@ -216,6 +216,9 @@ class Panel(widgets.VBox):
         WANTED.set(lambda: made is self._compared.prediction and not self.settings.predicting)
         time.sleep(PAUSE_S)
         go_on()
+        with self._lock:
+            if self.picture.owed:
+                self.picture.draw_figure()
         if not made.told.is_set():
             self._tell(made)
         while self.picture.rivals.waiting:
@@ -322,7 +325,7 @@ class Panel(widgets.VBox):
             tell(self._compared.prediction)
         return self._compared.rows()
 
-    def _draw(self, tab: str | None = None) -> None:
+    def _draw(self, tab: str | None = None, later: bool = False) -> None:
         """The trace of this tab, or of the chosen one, into the picture."""
         with self._lock:
             self.picture.go_to(tab or self.tabs.value)
@@ -345,6 +348,7 @@ class Panel(widgets.VBox):
                 made=self._compared.made(tab),
                 pinned=self.pinned if tab != PINNED else None,
                 plan=self._compared.not_reached(tab),
+                later=later,
             )
             self._tabulate()  # a browser draws what it is sent first
             if self._running and self.run.paused and tab in CLOCKS[1:]:

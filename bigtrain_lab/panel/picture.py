@@ -55,7 +55,7 @@ class Picture(widgets.VBox):
         self._made = None  # the experiment whose trace is shown
         self._silent = False  # a run goes on whose curves are still to come
         self._taken = 0  # of the player's height, by a short table above it
-        self._name = None  # of the figure that is drawn
+        self._name, self.owed = None, False  # of the figure; whether it is still to be drawn
         self.tabs = widgets.ToggleButtons(
             options=list(CLOCKS),
             tooltips=[TABS[clock] for clock in CLOCKS],
@@ -161,10 +161,12 @@ class Picture(widgets.VBox):
         made=None,
         pinned: Pinned | None = None,
         plan: Trace | None = None,
+        later: bool = False,
     ) -> None:
         """The trace, with a line about it; a `note` greys it and says why, or stands alone. `made`:
         the experiment that it is of, which names the lenses; `pinned`: what curves are compared
-        with; `plan`: what a run that goes on, or broke off, was predicted to do."""
+        with; `plan`: what a run that goes on, or broke off, was predicted to do; `later`: a figure
+        below a table may be owed."""
         self._trace, self._note, self._live = trace, note, live
         self._plan = plan if plan is not None and comparable(trace, plan) else None
         if made is not None:
@@ -180,7 +182,7 @@ class Picture(widgets.VBox):
         if self.lenses.value == CURVES and not (known or reported(trace, self._made.curves)):
             first = self.lenses.options[0][1]  # no loss is known
             self._set(self.lenses, value=first if first == RIVALS else PLAYER)
-        self._draw()
+        self._draw(later)
         self._describe(about)
 
     def watch(self, goes_on: bool, failed: bool = False) -> None:
@@ -213,7 +215,7 @@ class Picture(widgets.VBox):
             else ""
         )
 
-    def _draw(self) -> None:
+    def _draw(self, later: bool = False) -> None:
         """Through the chosen lens; a run that goes on, and what is not there yet, by the player."""
         trace = self._trace
         if self._live and self._silent and reported(trace, self._made.curves):
@@ -240,9 +242,6 @@ class Picture(widgets.VBox):
         (self._played.add_class if self._taken else self._played.remove_class)("btl-below")
         for part in self.body.children:
             part.layout.display = None if part in shown else "none"
-        before, self._figure.children = self._figure.children, []
-        for each in before:
-            each.close()
         if self._played in shown:
             self._play(trace)  # before other threads take its time
         if name == RIVALS:
@@ -263,9 +262,20 @@ class Picture(widgets.VBox):
                 self.player.room,
                 BESIDE * (RIVALS in self._made.figures and not self._live),
             )
-        if self._name:
-            room = self.player.room, LENS - self._taken
-            self._figure.children = [drawn(trace, self._name, self._made, room, self._pinned)]
+        self.owed = bool(later and self._taken and self._name)
+        if not self.owed:
+            self.draw_figure()
+
+    def draw_figure(self) -> None:
+        """The figure of the chosen lens, where that is one. Plotly holds a browser for longer than
+        a move may take, so one below a table can be `owed`, while a slider moves."""
+        before, room = self._figure.children, (self.player.room, LENS - self._taken)
+        self._figure.children = (
+            [drawn(self._trace, self._name, self._made, room, self._pinned)] if self._name else []
+        )
+        self.owed = False
+        for each in before:
+            each.close()
 
     def _play(self, trace: Trace | None) -> None:
         """All of a short trace; of a long one the steps that were chosen, while it still grows the

@@ -300,11 +300,10 @@ def program(rank, largest=SMALL):
 def test_every_collective_of_real_tensors_is_the_exact_sum(ranks):
     """All sizes and dtypes. The bound is that of ranks - 1 roundings, whatever their order. Six
     ranks are processes, below; whose gradients a chunk holds is checked for any number."""
-
-    def on_one(group):
-        return program(SimpleNamespace(index=group.rank, size=ranks, group=lambda: group))
-
-    first, *others = on_threads(on_one, ranks)
+    first, *others = on_threads(
+        lambda group: program(SimpleNamespace(index=group.rank, size=ranks, group=lambda: group)),
+        ranks,
+    )
     assert all(np.array_equal(found["bits"], first["bits"]) for found in others)
 
 

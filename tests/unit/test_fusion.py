@@ -204,19 +204,17 @@ def test_values_are_those_of_eager_and_bytes_as_foretold(name):
     for each in backend.compiled:
         run = KernelRun(each.graph)
         run.run(
-            *(example(node.meta["val"]) for node in each.graph.graph.find_nodes(op="placeholder"))
+            *(
+                torch.empty_strided(like.shape, like.stride(), dtype=like.dtype).fill_(1)
+                if isinstance(like, torch.Tensor)
+                else like
+                for node in each.graph.graph.find_nodes(op="placeholder")
+                for like in [node.meta["val"]]
+            )
         )
         operators, *values = operators_of(each.graph.graph)
         assert sum(run.bytes) == moved_bytes(operators, *values, [])
         assert len(run.bytes) == sum(not operator.free for operator in operators)
-
-
-def example(like):
-    return (
-        torch.empty_strided(like.shape, like.stride(), dtype=like.dtype).fill_(1)
-        if isinstance(like, torch.Tensor)
-        else like
-    )
 
 
 def test_memory_of_a_result_serves_again_only_when_nobody_has_it():

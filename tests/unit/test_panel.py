@@ -421,6 +421,15 @@ def test_a_lab_s_own_quantities_are_columns_of_its_rivals(lab, take, told, faste
     until(lambda: f" Fastest: {fastest}" in shown.lead.value)
 
 
+def test_a_figure_below_a_table_is_drawn_once_the_hand_rests():
+    """Plotly holds a browser for longer than a move may take."""
+    shown, owed = show("compile"), []
+    shown.answers.observe(lambda _: owed.append(shown.picture.owed), "value")
+    shown.set(rows=2000)
+    until(lambda: owed and not shown.picture.owed)
+    assert owed[0] and len(shown.picture._figure.children) == 1
+
+
 def test_slots_that_are_of_another_part_of_the_model_compare_as_the_work_that_they_are():
     """And the fastest of what trains alike is named."""
     (shown := show("pipeline")).picture.lenses.value = "rivals"

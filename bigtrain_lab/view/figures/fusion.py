@@ -83,65 +83,79 @@ def draw_pass(figure: go.Figure, kernels: list, colour: str, row: int, high: int
         far = end < left - GAP - 0.01
         lines["x"] += [end, *([end + GAP / 2, left - GAP / 2] if far else []), left, None]
         lines["y"] += [0, *([high / 2 + 0.5] * 2 if far else []), 0, None]
-    figure.add_trace(
-        go.Scatter(
-            **lines, mode="lines", line={"color": palette.TRANSFER, "width": 1.5}, hoverinfo="skip"
+    named = [
+        (0.4, 0, "input" + "s" * (len(given) > 1), 12),
+        (left + 0.4, 0, "result" + "s" * (len(ends) > 1), 12),
+        *(
+            (sum(places[each["name"]]) / 2, -tall(each) / 2 - 0.25, size(each["bytes"]), 10)
+            for each in kernels
         ),
-        row=row,
-        col=1,
+    ]
+    x, y, text, fonts = zip(*named, strict=True)
+    figure.add_traces(
+        [
+            go.Scatter(
+                **lines,
+                mode="lines",
+                line={"color": palette.TRANSFER, "width": 1.5},
+                hoverinfo="skip",
+            ),
+            *boxes(kernels, places, colour),
+            go.Scatter(
+                x=x,
+                y=y,
+                text=text,
+                mode="text",
+                textfont_size=fonts,
+                textposition=["middle center"] * 2 + ["bottom center"] * len(kernels),
+                hoverinfo="skip",
+            ),
+        ],
+        rows=row,
+        cols=1,
     )
-    for kernel in kernels:
-        draw_kernel(figure, kernel, *places[kernel["name"]], colour, row)
-    for x, text in (
-        (0.4, "input" + "s" * (len(given) > 1)),
-        (left + 0.4, "result" + "s" * (len(ends) > 1)),
-    ):
-        figure.add_annotation(x=x, y=0, text=text, showarrow=False, font_size=12, row=row, col=1)
     figure.update_xaxes(range=[-0.1, left + 0.9], row=row, col=1)
 
 
-def draw_kernel(
-    figure: go.Figure, kernel: dict, left: float, right: float, colour: str, row: int
-) -> None:
-    operators = kernel["operators"]
-    deep = tall(kernel)
-    high = deep / 2
-    figure.add_shape(
-        type="rect",
-        x0=left,
-        x1=right,
-        y0=-high,
-        y1=high,
-        line={"color": colour, "width": 2},
-        fillcolor=colour,
-        layer="below",  # else it lies over the words
-        row=row,
-        col=1,
+def boxes(kernels: list, places: dict[str, tuple], colour: str) -> list[go.Scatter]:
+    """One trace of boxes and one of their words, however many: a browser takes long for each."""
+    placed = [(each, *places[each["name"]], tall(each)) for each in kernels]
+    corners = [
+        (x, y * deep / 2)
+        for _, left, right, deep in placed
+        for x, y in ((left, 1), (right, 1), (right, -1), (left, -1), (left, 1), (None, 0))
+    ]
+    operators = [
+        (
+            left + WIDE * (k // deep + 0.5),
+            deep / 2 - k % deep - 0.5,
+            word,
+            f"<b>{name}</b>: {word} of {', '.join(reads)}<br>kernel {kernel['name']}:"
+            f" {size(kernel['bytes'])} read and written",
+        )
+        for kernel, left, _, deep in placed
+        for k, (name, word, reads) in enumerate(kernel["operators"])
+    ]
+    (around, heights), (x, y, text, hover) = (
+        zip(*each, strict=True) for each in (corners, operators)
     )
-    figure.add_trace(
+    return [
         go.Scatter(
-            x=[left + WIDE * (k // deep + 0.5) for k in range(len(operators))],
-            y=[high - k % deep - 0.5 for k in range(len(operators))],
+            x=around,
+            y=heights,
+            mode="lines",
+            fill="toself",
+            fillcolor=colour,
+            line={"color": colour, "width": 2},
+            hoverinfo="skip",
+        ),
+        go.Scatter(
+            x=x,
+            y=y,
+            text=text,
             mode="text",
-            text=[each[1] for each in operators],
             textfont={"size": 11, "color": palette.ink(colour)},
-            hovertext=[
-                f"<b>{name}</b>: {word} of {', '.join(reads)}<br>kernel {kernel['name']}:"
-                f" {size(kernel['bytes'])} read and written"
-                for name, word, reads in operators
-            ],
+            hovertext=hover,
             hoverinfo="text",
         ),
-        row=row,
-        col=1,
-    )
-    figure.add_annotation(
-        x=(left + right) / 2,
-        y=-high,
-        text=size(kernel["bytes"]),
-        showarrow=False,
-        yanchor="top",
-        font_size=10,
-        row=row,
-        col=1,
-    )
+    ]

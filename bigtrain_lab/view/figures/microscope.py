@@ -80,8 +80,9 @@ class Column(NamedTuple):
                 f"peak <b>{short(peak.bytes)}</b>, sends <b>{short(self.sent[-1][1])}</b>",
                 " ".join(
                     f"<span style='color:{palette.MEMORY[kind]}'>■</span>"
-                    f"{brief(peak.held[kind] / 1000 ** UNITS.index(unit))}"
+                    f"{amount:{'.3g' if amount >= 10 else '.2g'}}"
                     for kind in told
+                    for amount in [peak.held[kind] / 1000 ** UNITS.index(unit)]
                 ),
             ]
         return "<br>".join(lines)
@@ -216,11 +217,6 @@ def draw_sent(figure: go.Figure, column: Column, row: int, place: int) -> None:
         row=row,
         col=place,
     )
-
-
-def brief(number: float) -> str:
-    """In two digits, in three from 10 on."""
-    return f"{number:.3g}" if number >= 10 else f"{number:.2g}"
 
 
 def short(count: int) -> str:

@@ -29,7 +29,8 @@ def replay(log: Log = PUBLISHED_LOG) -> go.Figure:
             "BLEU that each rank saw",
         ),
     )
-    for (what, seconds), colour in zip((*log.seconds, ("not told", log.untold_s)), COLOURS):
+    spent = (*log.seconds, ("not told", log.epoch_s - sum(dict(log.seconds).values())))
+    for (what, seconds), colour in zip(spent, COLOURS):
         figure.add_bar(
             x=[seconds],
             y=["seconds"],
