@@ -118,11 +118,11 @@ class Combined(Layered):
 
     def products(self) -> list["Combined"]:
         """The same training on as many ranks, by every product of the three axes that it allows."""
-        ranks = range(1, self.ranks + 1)
+        ranks = self.ranks
         axes = {
-            (dp, pp): {"replicas": dp, "pipeline": pp, "slices": self.ranks // (dp * pp)}
-            for dp, pp in product(ranks, ranks)
-            if self.ranks % (dp * pp) == 0
+            (dp, pp): {"replicas": dp, "pipeline": pp, "slices": ranks // (dp * pp)}
+            for dp, pp in product(range(1, ranks + 1), repeat=2)
+            if ranks % (dp * pp) == 0
         }
         return [each for _, each in self.possible(axes)]
 

@@ -290,9 +290,9 @@ def in_parts(op: Compute, calls: Sequence[Inside], peers: tuple[int, ...]) -> tu
     cut, lane = [], []
     for part, call in enumerate(calls):
         name = call_name(op.step, part, call.name)
-        cut += op._replace(part=part), Launch(name), Wait(name + " done")
+        cut += Compute(*op[:-1], part), Launch(name), Wait(name + " done")
         lane += Wait(name), Together(name, call.kind, call.bytes, peers), Launch(name + " done")
-    return [*cut, op._replace(part=len(calls)) if calls else op], lane
+    return [*cut, Compute(*op[:-1], len(calls)) if calls else op], lane
 
 
 def called(step: Step, inside: Mapping) -> list[Inside]:

@@ -231,7 +231,7 @@ def rivals(
         )
         for at, (rival, spent, held, over) in enumerate(zip(given, takes, fullest, large))
     )
-    kinds = {each.kind for trace in traces[:1] for each in trace.where(Memory)}.union(
+    kinds = {e.kind for trace in traces[:1] for e in trace.events if isinstance(e, Memory)}.union(
         *(held.held for held in fullest if held)
     )
     key = [
