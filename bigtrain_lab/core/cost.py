@@ -159,7 +159,7 @@ class Cost:
                 else sum(self._price(self._of(a, rank), a.stage) for a in step)
             )
             total *= (
-                exact(self.slowdown.get(rank, 1))
+                (exact(self.slowdown[rank]) if rank in self.slowdown else 1)
                 * (exact(self.overlap_slowdown) if beside else 1)
                 * self.ticks_per_unit
             )
