@@ -25,7 +25,7 @@ def exact(value) -> Fraction:
         raise Impossible(f"{value!r} is no cost: give a finite number.") from error
 
 
-@lru_cache(maxsize=4096)  # a plan asks for few prices, and often
+@lru_cache(maxsize=4096, typed=True)  # a plan asks for few prices, and often
 def written(value) -> Fraction:
     return Fraction(repr(float(value)) if isinstance(value, float) else value)
 
@@ -150,7 +150,7 @@ class Cost:
         """Ticks of one step (a tuple of actions, run as one span) on this rank; `beside`: the plan
         runs it while another lane of the rank may be busy. Only the plan says so, never the lanes'
         clocks."""
-        key = self.slowdown.get(rank, 1), beside, *self._alike(step, rank)
+        key = exact(self.slowdown.get(rank, 1)), beside, *self._alike(step, rank)
         if key not in self._found:
             together = "+".join(a.kind for a in step)
             total = (
@@ -168,7 +168,7 @@ class Cost:
 
     def parts(self, step, rank: int, beside: bool = False) -> tuple[int, ...]:
         """`duration`, cut where the step calls a collective: one part more than it calls."""
-        key = "parts", self.slowdown.get(rank, 1), beside, *self._alike(step, rank)
+        key = "parts", exact(self.slowdown.get(rank, 1)), beside, *self._alike(step, rank)
         if key not in self._found:
             total, own = (
                 self.duration(step, rank, beside),

@@ -116,13 +116,11 @@ def chinese(n: int) -> str:
     return text.removeprefix("一") if text.startswith("一十") else text
 
 
-def every_word() -> list[str]:
-    """A text for each word of the task."""
-    return [
-        *SMALL,
-        *TENS,
-        *map(ordinal, range(1, 32)),
-        *MONTHS,
-        DIGITS + "〇十百千万亿年月日",
-        "hundred thousand million billion and oh the of -",
-    ]
+EVERY_WORD = [  # a text for each word of the task
+    *SMALL,
+    *TENS,
+    *map(ordinal, range(1, 32)),
+    *MONTHS,
+    DIGITS + "〇十百千万亿年月日",
+    "hundred thousand million billion and oh the of -",
+]

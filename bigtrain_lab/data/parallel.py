@@ -75,7 +75,7 @@ def generated(
     return Parallel(
         split(pairs, False),
         split(held_out, True),
-        Words(numerals.every_word()),
+        Words(numerals.EVERY_WORD),
         not turned,
         "the generated pairs",
     )

@@ -55,7 +55,7 @@ class Combined(Layered):
         "slices": {"default": 2, "more": False},
         "micro_batches": {
             "default": 8,
-            "help": "micro-batches of a batch, which the replicas share",
+            "help": "micro-batches, which the replicas share",
             "unit": "in a batch",
             "high": 64,
             "logarithmic": True,

@@ -344,9 +344,9 @@ class Compile(OnOneRank):
             f" the next, {duration(self.profile.launch_s, 's')}, so no launch is seen."
         )
         yield (
-            f"Predicted for {self.hardware}: fused kernels are {slow / fast:.1f} times as fast as"
-            " eager ones. A model that spends 30% of its time on such operators gains a factor of "
-            f"{1 / (0.7 + 0.3 * fast / slow):.2f}: the rest is as before."
+            f"Fused kernels are {slow / fast:.1f} times as fast as eager ones, predicted for"
+            f" {self.hardware}. A model that spends 30% of its time on such operators gains a"
+            f" factor of {1 / (0.7 + 0.3 * fast / slow):.2f}: the rest is as before."
             f"{hidden * (duration(slow, 's') == duration(graph, 's'))}"
         )
         for way in eager:

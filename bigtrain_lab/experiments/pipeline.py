@@ -140,7 +140,9 @@ class PipelineExperiment(OfGPT, Pipelined):
                     "weights"
                 ],
             )
-            for at, name in enumerate(self.config.piece_names)
+            for at, name in enumerate(
+                ["embedding", *(f"block {i}" for i in range(1, self.config.layers + 1)), "head"]
+            )
         ]
 
     @property

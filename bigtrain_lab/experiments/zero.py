@@ -85,7 +85,7 @@ class Zero(Layered):
         "optimizer": {"more": False},
         "precision": {},
         "micro_batches": {
-            "help": "micro-batches of a rank whose gradients add up before the update",
+            "help": "micro-batches whose gradients add up before the update",
             "unit": "of a rank",
             "more": False,
         },

@@ -84,10 +84,6 @@ class GPTConfig(InFormat):
         """Length of the list that a pipeline cuts: the embedding, the blocks, the head."""
         return self.layers + 2
 
-    @property
-    def piece_names(self) -> list[str]:
-        return ["embedding", *(f"block {i}" for i in range(1, self.layers + 1)), "head"]
-
 
 @dataclass(frozen=True)
 class EncoderConfig(GPTConfig):

@@ -9,7 +9,7 @@ from ..core.trace import once
 from ..experiments.experiment import order_of
 from ..runtime import Run, this_machine
 from ..runtime.calibrate import NAME as MACHINE
-from ..view import report
+from ..view import report, words
 from .nearest import Prediction, raised
 
 EARLIER = (
@@ -167,14 +167,14 @@ class Compared:
     @property
     def sentences(self) -> list[str]:
         """Which machine prices all this, where it is not this one; why the last run went as it did,
-        where it is of these settings, else why the prediction does."""
+        where it is of these settings, else why the prediction does; in labels of boxes."""
         why = (not self.changed and self.said) or (
             self.prediction.sentences if self.prediction else []
         )
         return [
             *[EARLIER] * (self.changed == "order"),
             *machine_of_a_run(self.experiment),
-            *why,
+            *(words.in_labels(each, next(iter(self.traces.values()))) for each in why),
         ]
 
     def of(self, tab: str) -> Trace | None:
@@ -187,8 +187,11 @@ class Compared:
 
     def not_reached(self, tab: str) -> Trace | None:
         """What the last run was predicted to do, where this tab shows it and it broke off."""
-        own = None if self.changed else self.traces.get(tab)
-        return self.traces["predicted"] if own and "unfinished" in own.settings else None
+        return (
+            self.traces["predicted"]
+            if not self.changed and "unfinished" in getattr(self.traces.get(tab), "settings", ())
+            else None
+        )
 
     def made(self, tab: str):
         """The experiment whose trace that is."""

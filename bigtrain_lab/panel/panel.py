@@ -89,6 +89,7 @@ class Panel(widgets.VBox):
             mend=lambda: self.set(**self._offer),
             take=self._take,
             moving=lambda: self.settings.predicting,
+            lock=self._lock,
         )
         self.player, self.tabs = self.picture.player, self.picture.tabs
         self.picture.rivals.observe(self._on_rivals, "html")
@@ -202,7 +203,7 @@ class Panel(widgets.VBox):
         self.bar.date(self._compared.changed, self._only_predicted)
         if self._compared.prediction and not (self._refusal and self._running):
             self._draw("predicted" if changed else None, later=True)
-            self._look()
+        self._look()
         self._act()
 
     def _look(self) -> None:

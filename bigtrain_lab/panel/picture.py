@@ -19,6 +19,7 @@ from ..view.spoken import all_said, in_html
 from . import widgets
 from .compared import Pinned
 from .controls import fixed
+from .nearest import raised
 from .rivals import Rivals
 
 PLAYER, RIVALS, CURVES = "timeline", "rivals", "curves"
@@ -26,7 +27,7 @@ PLAYED = {PLAYER, "memory", "versions"}  # figures that the player draws
 HEIGHT, STEPS = 260, 34  # of the player's picture, and of the choice of steps, in pixels
 LENS, SQUEEZED = 336, 1.4  # a lens's height, and by how much a figure may be higher to be fitted
 FEW, ROW, ROWS_BESIDE = 4, 18, 3  # rivals that leave room below; a row's height; rows beside them
-PINNED = "pinned"
+PINNED, OWED = "pinned", "btl-owed"
 TABS = {
     "predicted": "simulated from the plan; redrawn at every move",
     "modelled": "the real ranks, on the hardware profile's clock",
@@ -50,12 +51,13 @@ class Picture(widgets.VBox):
         mend: Callable[[], None],
         take: Callable[[dict, bool], None],
         moving: Callable[[], bool],
+        lock,
     ):
         self._trace, self._note, self._live, self._fitting = None, "", False, False
         self._made = None  # the experiment whose trace is shown
         self._silent = False  # a run goes on whose curves are still to come
         self._taken = 0  # of the player's height, by a short table above it
-        self._name, self.owed = None, False  # of the figure; whether it is still to be drawn
+        self._name = None  # of the figure that is drawn
         self.tabs = widgets.ToggleButtons(
             options=list(CLOCKS),
             tooltips=[TABS[clock] for clock in CLOCKS],
@@ -71,7 +73,7 @@ class Picture(widgets.VBox):
             style={"button_width": "auto"},
             layout=widgets.Layout(flex="0 0 auto"),
         ).add_class("btl-tabs")
-        self.lenses.observe(lambda _: None if self._fitting else self._draw(), "value")
+        self.lenses.observe(lambda _: None if self._fitting else self._on_lens(lock), "value")
         self._trouble = widgets.HTML()
         self._mend = widgets.Button(
             layout=fixed("auto", display="none", align_self="flex-start"), button_style="primary"
@@ -215,6 +217,10 @@ class Picture(widgets.VBox):
             else ""
         )
 
+    def _on_lens(self, lock) -> None:
+        with lock:  # another thread may draw what is owed
+            self._draw()
+
     def _draw(self, later: bool = False) -> None:
         """Through the chosen lens; a run that goes on, and what is not there yet, by the player."""
         trace = self._trace
@@ -262,9 +268,15 @@ class Picture(widgets.VBox):
                 self.player.room,
                 BESIDE * (RIVALS in self._made.figures and not self._live),
             )
-        self.owed = bool(later and self._taken and self._name)
-        if not self.owed:
+        if later and self._taken and self._name:
+            self._figure.add_class(OWED)
+        else:
             self.draw_figure()
+
+    @property
+    def owed(self) -> bool:
+        """Whether the figure is still to be drawn."""
+        return OWED in self._figure._dom_classes
 
     def draw_figure(self) -> None:
         """The figure of the chosen lens, where that is one. Plotly holds a browser for longer than
@@ -273,7 +285,7 @@ class Picture(widgets.VBox):
         self._figure.children = (
             [drawn(self._trace, self._name, self._made, room, self._pinned)] if self._name else []
         )
-        self.owed = False
+        self._figure.remove_class(OWED)
         for each in before:
             each.close()
 
@@ -343,8 +355,8 @@ def drawn(trace: Trace, name: str, made, room: tuple, pinned: Trace | None) -> w
             if pinned is None
             else specified(trace, name, made, room, pinned)
         )
-    except Impossible as error:
-        return widgets.HTML(f'<div class="btl-describe">{escape(str(error))}</div>')
+    except Exception as error:  # a class typed by a student may raise anything
+        return widgets.HTML(f'<div class="btl-describe">{escape(raised(error))}</div>')
     return widgets.Output(
         outputs=({"output_type": "display_data", "data": data, "metadata": {}},),
         layout=widgets.Layout(min_height=f"{height}px"),  # the page stays while it is drawn

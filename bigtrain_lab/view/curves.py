@@ -153,7 +153,9 @@ def chart(title: str, names: list[str], trace: Trace, pinned: Trace | None, wide
         f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(text)}</text>'
         for x, y, anchor, text in labels
     )
-    title = escape(title)
+    title = escape(
+        title if "btl-thin" in {look for look, *_ in drawn} else title.partition("; thin")[0]
+    )
     key = "".join(
         f'<tspan class="btl-key" dx="16" style="fill:{colour}">\u25cf</tspan>'
         f'<tspan class="btl-key" dx="4">{escape(who)}</tspan>'

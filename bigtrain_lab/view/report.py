@@ -194,18 +194,14 @@ def about(name: str, trace: Trace, run) -> str:
 def summary(facts: dict) -> str:
     """What a run cost, from `Run.summary()`, in one sentence."""
     parts = [f"{Amount(facts['step_time'], facts['unit'])} a step", str(facts["shares"])]
-    if facts["device_hours"] is not None:  # a clock of slots knows none
-        parts += [device_time(facts["device_hours"]), energy(facts["energy_wh"])]
+    if (hours := facts["device_hours"]) is not None:  # a clock of slots knows none
+        parts += [
+            f"{hours:,.3g} device-hours"
+            if hours >= 0.01
+            else f"{duration(3600 * hours, 's')} of device time",
+            energy(facts["energy_wh"]),
+        ]
     return f"{facts['clock']}: {', '.join(parts)}."
-
-
-def device_time(hours: float) -> str:
-    """Device-hours; below a hundredth, seconds with a prefix."""
-    return (
-        f"{hours:,.3g} device-hours"
-        if hours >= 0.01
-        else f"{duration(3600 * hours, 's')} of device time"
-    )
 
 
 def energy(watt_hours: float | None) -> str:

@@ -107,6 +107,7 @@ def draw_pass(figure: go.Figure, kernels: list, colour: str, row: int, high: int
                 text=text,
                 mode="text",
                 textfont_size=fonts,
+                cliponaxis=False,
                 textposition=["middle center"] * 2 + ["bottom center"] * len(kernels),
                 hoverinfo="skip",
             ),
