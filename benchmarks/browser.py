@@ -5,9 +5,10 @@ prediction: event, message to the kernel, prediction of 8 ranks x 32 micro-batch
 decoding, painting. Then each slider of each lab is dragged from end to end by the mouse, and put
 back: from the mouse's move until after the frame that shows the first new picture, or row of a
 table; and until all is told: what is held inside actions, other rivals, sentences, the table of
-numbers, which come later. A drag moves the panel's height by nothing, and leaves no error in the
-console. At last a slider moves in the page loaded anew, and in the panel of a kernel started anew.
-Nothing is kept from an earlier day: each new model is run dry here.
+numbers, which come later. A figure below a table comes when the hand rests, and is not waited for.
+A drag moves the panel's height by nothing, and leaves no error in the console. At last a slider
+moves in the page loaded anew, and in the panel of a kernel started anew. Unless XDG_CACHE_HOME is
+set, nothing is kept from an earlier day: each new model is run dry here.
 """
 
 import tempfile
