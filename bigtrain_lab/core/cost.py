@@ -150,7 +150,7 @@ class Cost:
         """Ticks of one step (a tuple of actions, run as one span) on this rank; `beside`: the plan
         runs it while another lane of the rank may be busy. Only the plan says so, never the lanes'
         clocks."""
-        key = exact(self.slowdown.get(rank, 1)), beside, *self._alike(step, rank)
+        key = beside, *self._alike(step, rank)
         if key not in self._found:
             together = "+".join(a.kind for a in step)
             total = (
@@ -159,7 +159,7 @@ class Cost:
                 else sum(self._price(self._of(a, rank), a.stage) for a in step)
             )
             total *= (
-                (exact(self.slowdown[rank]) if rank in self.slowdown else 1)
+                exact(self.slowdown.get(rank, 1))
                 * (exact(self.overlap_slowdown) if beside else 1)
                 * self.ticks_per_unit
             )
@@ -168,7 +168,7 @@ class Cost:
 
     def parts(self, step, rank: int, beside: bool = False) -> tuple[int, ...]:
         """`duration`, cut where the step calls a collective: one part more than it calls."""
-        key = "parts", exact(self.slowdown.get(rank, 1)), beside, *self._alike(step, rank)
+        key = "parts", beside, *self._alike(step, rank)
         if key not in self._found:
             total, own = (
                 self.duration(step, rank, beside),
@@ -265,12 +265,13 @@ class Cost:
         share = exact(self.shares[lane])
         return Link(link.alpha, link.ticks * share.denominator, link.bytes * share.numerator)
 
-    def _alike(self, step, rank: int) -> list[tuple]:
-        """What the actions of a step have in common with all that cost the same on a rank as
-        fast."""
-        if not self.of_batch:
-            return [action[:2] for action in step]
-        return [(a.kind, a.stage, id(self.of_batch.get((rank, a.micro_batch)))) for a in step]
+    def _alike(self, step, rank: int) -> list:
+        """What a step on a rank has in common with all that cost the same: how fast the rank is,
+        and which actions they are."""
+        return [
+            bool(self.slowdown) and exact(self.slowdown.get(rank, 1)),
+            *[(a.kind, a.stage, id(self.of_batch.get((rank, a.micro_batch)))) for a in step],
+        ]
 
     def _of(self, action, rank: int):
         kind, _, micro_batch = action

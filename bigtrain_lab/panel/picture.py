@@ -42,7 +42,7 @@ DRAWN = 8_000  # events: a move of a control stays below a third of a second
 class Picture(widgets.VBox):
     """`status` stands beside the tabs. `chosen()` is called when another tab is pressed, to `show`
     what it stands for; `mend()` when the offer is taken, `take(settings, runs)` when a rival is.
-    `moving()`: whether settings are still to be predicted."""
+    `moving()`: whether settings are still to be predicted. `lock`: held by who draws."""
 
     def __init__(
         self,

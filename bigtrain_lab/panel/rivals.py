@@ -155,7 +155,8 @@ def rival(experiment, name: str, changes: dict, known: Trace | None) -> table.Ri
     own = all(getattr(experiment, setting) == value for setting, value in changes.items())
     made = table.Rival(name, own, settings=changes)
     try:
-        other = experiment.replace(fault="none", **changes)
+        sound = own and experiment.fault == "none"  # then it is this one, with what it has found
+        other = experiment if sound else experiment.replace(fault="none", **changes)
         trace = own and known or other.predict()
         return made._replace(
             trace=trace,

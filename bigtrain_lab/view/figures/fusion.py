@@ -137,9 +137,8 @@ def boxes(kernels: list, places: dict[str, tuple], colour: str) -> list[go.Scatt
         for kernel, left, _, deep in placed
         for k, (name, word, reads) in enumerate(kernel["operators"])
     ]
-    (around, heights), (x, y, text, hover) = (
-        zip(*each, strict=True) for each in (corners, operators)
-    )
+    around, heights = zip(*corners, strict=True)
+    x, y, text, hover = zip(*operators, strict=True)
     return [
         go.Scatter(
             x=around,
